@@ -1,7 +1,7 @@
-"""The command line: one module per command, with its `options` and the `command` itself; only the one needed is loaded.
+"""The command line. Each command is a module: `options` declares its options, `command` runs it. Only one is loaded.
 
-Every command reads files, calls one function and prints. Slow imports stay inside functions. For commands and options that
-were removed, a message says what to write instead."""
+Every command reads files, calls one function and prints. Slow imports are inside functions. For removed commands and options
+an error says what to write now."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEP = (
 WORDS = "--update --all-to-all --held-from-B --transient --frozen --message-bytes --latency --bandwidth --shard-latency "
 WORDS += "--shard-bandwidth --host-bandwidth --host-bandwidth-both --host-latency --host-memory --host-ranks --host-bus "
 WORDS += "--blocking --rank-factors --model"
-# Command, removed options, what to write instead.
+# Command, options, what to write now.
 OPTIONS = (
     ("show compare", "--size --title --palette --time-range", ONE_LOOK),
     ("compare", f"{STEP} --seconds --effort --seed", "say it to solve: --method 1f1b,auto races schedules of one step"),
@@ -61,7 +61,7 @@ OPTIONS = (
 
 
 def what_instead(command: str, words: Sequence[str]) -> str:
-    """What to write instead of a removed command, or of its first removed option; "" if there is none."""
+    """What to write in place of a removed command, or of the first removed option; "" if there is none."""
     if command in REMOVED:
         return f"went: {REMOVED[command]}"
     for name in (word.partition("=")[0] for word in words):
@@ -75,20 +75,20 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def entry_point() -> NoReturn:
-    """Run this process's command and exit. A rank started by torchrun exits at once: on a normal exit gloo's threads may
-    find the other ranks gone, and abort a process that has finished its work."""
+    """Run the command of this process and exit. Ranks of torchrun skip Python's cleanup: during it, gloo's threads may
+    notice that other ranks have exited, and abort a process that has finished its work."""
     code = main()
     if not under_torchrun():
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # the reader is gone
+        with suppress(OSError, ValueError):  # the reader has closed the pipe
             stream.flush()
     os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Exit code 0: fine; 1: a check failed or no schedule exists; 2: wrong use or bad input; 128 + n:
-    ended by signal n."""
+    """Run one command and return its exit code: 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input,
+    128 + n ended by signal n."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     debug, words = DEBUG in words, [word for word in words if word != DEBUG]
     wanted = next((word for word in words if not word.startswith("-")), "")
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(root: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """The parsed arguments; positional words, where a command takes any number, may stand between options."""
+    """The parsed options. Positional arguments may be between options, if the command takes any number of them."""
     options, more = root.parse_known_args(words)
     if more and ("words" not in options or any(word.startswith("-") for word in more)):
         _Parser(prog=f"zbsolve {options.name}").error(f"unrecognized: {' '.join(more)}")
@@ -140,7 +140,7 @@ def _parsed(root: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 
 def _kept_elsewhere(error: ZbsolveError) -> str:
-    """Where a result that could not be written is kept instead: it may have taken hours."""
+    """Save a result that could not be written, as it may have taken hours, and say where; "" for other errors."""
     from ..util.files import CannotWrite, write_elsewhere
 
     if not isinstance(error, CannotWrite):
@@ -150,7 +150,7 @@ def _kept_elsewhere(error: ZbsolveError) -> str:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    """Refuse outputs that cannot be written before the work begins."""
+    """Raise BadInput for outputs that cannot be written, before the work begins."""
     from ..util.files import check_writable
 
     outputs = outputs_of(options)
@@ -171,7 +171,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class Help(argparse.HelpFormatter):
-    """Shows each option's default where it has one."""
+    """Shows the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         plain = action.default is None or action.default is False or action.default in ("", [], argparse.SUPPRESS)
@@ -179,7 +179,7 @@ class Help(argparse.HelpFormatter):
 
 
 def parser(wanted: str | None = None) -> argparse.ArgumentParser:
-    """The command line: every command with its options; with `wanted` only that one's options, which is faster."""
+    """The parser of all commands with their options. wanted: add only this command's options, which is faster."""
     root = _Parser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
     root.add_argument("--version", action="version", version=f"zbsolve {__version__}")
     root.add_argument(DEBUG, action="store_true", help="show the traceback of an error; anywhere on the line")
@@ -193,11 +193,11 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
     return root
 
 
-# Commands that run a model. The others multiply no matrices, and starting numpy's threads would take half of the CPU time of
-# a short command.
+# Commands that run a model. The others multiply no matrices with numpy, so they do not start OpenBLAS's threads: that would
+# take half of the CPU time of a short command.
 MODELS = ("profile", "run")
 DEBUG = "--debug"
-DRAWN = {"show": PICTURES, "compare": PICTURES, "solve": PICTURES, "plan": (".html",)}  # pictures that commands write
+DRAWN = {"show": PICTURES, "compare": PICTURES, "solve": PICTURES, "plan": (".html",)}  # pictures of each command
 COMMANDS = {
     "profile": "measure a model: F, B, W, memory, links",
     "numbers": "a profile from numbers that you give, in place of a measurement",

@@ -1,4 +1,4 @@
-"""`zbsolve import`: schedules of other engines or made by hand, with the times of a profile."""
+"""`zbsolve import`: other people's schedules, on the times of a profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tools import print_json, profile_from
 if TYPE_CHECKING:
     from ..interchange.importing import Imported
 
-STEP = ("partition", "memory", "replicas")  # of a step; the rest follows from the file
+STEP = ("partition", "memory", "replicas")  # options of a step; its other fields follow from the file
 PLACED = {"help": "of node lists that say chunks and no stages: single, loop, loop4, vee (default: as messages say)"}
 
 
@@ -30,7 +30,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Read an order, verify it with the profile's times, write it as a schedule with a certificate."""
+    """Read an order, verify it on the profile's times, write it as a schedule with a certificate."""
     from ..interchange.importing import import_schedule, read_order
     from ..search.certify import certified
     from .step_options import step_words
@@ -57,7 +57,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _refused(options: argparse.Namespace, imported: Imported) -> int:
-    """Report what does not hold, and how much memory would suffice. Nothing is written."""
+    """Print the violations, and how much memory the schedule would need. No file is written."""
     if options.json:
         rows = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in imported.violations]
         print_json([{**row, "places": {n: imported.order.places.get(n, []) for n in row["passes"]}} for row in rows])

@@ -1,4 +1,4 @@
-"""`zbsolve numbers`: a profile from numbers given on the command line or in a file."""
+"""`zbsolve numbers`: make a profile from given times and bytes, without a measurement."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Write a profile from these numbers."""
+    """Write the profile that the numbers make."""
     from ..show.profile_meaning import rank_work_lines
     from ..show.profile_report import profile_as_text
 

@@ -1,4 +1,4 @@
-"""Shared by the commands: JSON on standard output, a progress line, and Ctrl-C that keeps what was found."""
+"""Shared by commands: common options, output as text or JSON, a progress line, and searches that Ctrl-C ends early."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def print_json(body: Any) -> None:
 
 
 def add_search_limits(parser: argparse.ArgumentParser, seconds: float, meaning: str, same: str) -> None:
-    """Add options for how long to search, in time or work, and the seed. same: what is then the same on any machine."""
+    """Add --seconds, --effort and --seed. same: names, for the help, what --effort makes the same on any machine."""
     limit = parser.add_mutually_exclusive_group()
     limit.add_argument("--seconds", type=float, default=seconds, help=meaning)
     limit.add_argument(
@@ -49,7 +49,7 @@ def add_search_limits(parser: argparse.ArgumentParser, seconds: float, meaning: 
 
 
 def search_limits(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds or effort, and the seed, as arguments of searches. Raises BadInput."""
+    """Seconds or effort, and the seed, as searches take them. Raises BadInput."""
     if options.effort is None:
         return {"seconds": options.seconds, "seed": options.seed}
     if not 0 < options.effort < float("inf"):
@@ -58,7 +58,7 @@ def search_limits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Add the options for which processes and machines search."""
+    """Add --on: where tasks run."""
     parser.add_argument(
         "--on",
         metavar="WHERE",
@@ -68,15 +68,14 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def add_outputs(parser: argparse.ArgumentParser, json: str, files: str) -> None:
-    """Add the options for where results go: what is printed as JSON, and which files may be written."""
+    """Add --json and --output. json, files: for the help, what is printed as JSON, and which files are written."""
     parser.add_argument("--json", action="store_true", help=f"{json} as JSON on standard output")
     parser.add_argument("-o", "--output", action="append", default=[], help=f"{files}; may be given more than once")
 
 
 def workers_of(options: argparse.Namespace, name: str, threads: int = 1) -> AbstractContextManager[Workers | None]:
-    """The workers requested on the command line; a line on standard error reports when one dies. threads: how many a single
-    search uses if limited by seconds. Starting processes takes a second or two, so a short search has none unless requested.
-    Raises BadInput."""
+    """The workers for --on; if one dies, a line on standard error says so. threads: of one search whose limit is --seconds.
+    By default short searches get no further processes, since starting them takes a second or two. Raises BadInput."""
     from ..search.task_runner import solvers_on
     from ..util.machine import cores
 
@@ -89,8 +88,8 @@ def workers_of(options: argparse.Namespace, name: str, threads: int = 1) -> Abst
 
 @contextmanager
 def saving(*saves: Callable[[], None]) -> Iterator[None]:
-    """Write results with these calls, then run the block, which prints them even if a file cannot be written. The other
-    files are written then as well. Raises the first error at the end."""
+    """Call all of `saves`, which write results, then run the body, which prints them. If a file cannot be written, the other
+    files are still written and the body still runs; the first error is raised at the end."""
     failed: list[ZbsolveError] = []
     for save in saves:
         try:
@@ -114,8 +113,8 @@ def outputs_of(options: argparse.Namespace) -> list[str]:
 def tell(
     options: argparse.Namespace, body: Callable[[], Any], text: Callable[[], str | list[str]], *saves: Callable[[], None]
 ) -> None:
-    """Write results (see `saving`), and print them: as JSON if requested, else as text or lines, unless standard output is
-    one of the files."""
+    """Write results (see `saving`), and print them: with --json as JSON (`body`), otherwise as `text`, a text or lines. With
+    `-o -` standard output is the file, and nothing else is printed."""
     with saving(*saves):
         if options.json:
             print_json(body())
@@ -125,7 +124,7 @@ def tell(
 
 
 def save_found(schedule: Schedule | RepeatedSchedule, path: str) -> None:
-    """Write a schedule's file or picture, depending on the file's extension."""
+    """A schedule's file, or its picture, by the ending."""
     from ..long_steps.files import save, schedule_to_show
     from ..schedule import Schedule
     from ..show.pictures.files import save_schedule_picture
@@ -137,13 +136,13 @@ def save_found(schedule: Schedule | RepeatedSchedule, path: str) -> None:
 
 
 def method_of(text: str) -> tuple[str, str]:
-    """The method and, for milp, its solver, from text such as `milp:highs`."""
+    """A method, and the solver of milp, from `milp:highs`."""
     method, _, solver = text.partition(":")
     return (method, solver or "cbc") if method == "milp" else (text, "cbc")
 
 
 def run_of(schedule: Schedule, path: str) -> Trace:
-    """The schedule's run from a trace file of ours or of another engine, which has passes but not the schedule's own times.
+    """The run of a schedule, from a trace of zbsolve or of another engine; the latter lacks the schedule's predicted times.
     Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..trace import Trace
@@ -153,8 +152,8 @@ def run_of(schedule: Schedule, path: str) -> Trace:
 
 
 def profile_from(path: str, command: str, body: Any = None) -> Profile:
-    """The profile of a file, whose `body` may already have been read; doubts about it are printed to standard error. Raises
-    BadInput."""
+    """The profile in a file. body: the file's content, if it was read already. Doubts about its numbers are printed to
+    standard error. Raises BadInput."""
     from ..profile.doubtful import doubts
     from ..profile.profile import Profile
 
@@ -165,7 +164,7 @@ def profile_from(path: str, command: str, body: Any = None) -> Profile:
 
 
 def tell_other_model(schedule: Schedule, profile: Profile, command: str) -> None:
-    """Print a line on standard error if a schedule is timed by the profile of another model."""
+    """Print a line to standard error if the profile is of another model than the schedule."""
     from ..profile.doubtful import other_model
 
     if line := other_model(schedule.problem.source, profile.model):
@@ -173,7 +172,7 @@ def tell_other_model(schedule: Schedule, profile: Profile, command: str) -> None
 
 
 def noise_of(text: str) -> Noise:
-    """How times vary: described in words, or as measured in a trace file's run."""
+    """The noise that `text` describes, or the noise measured in the run of a trace's file."""
     from ..interchange.traces.reading import others_trace
     from ..noise import Noise
     from ..trace import Trace
@@ -184,7 +183,7 @@ def noise_of(text: str) -> Noise:
 
 
 def need_torch() -> None:
-    """Raise BadInput if torch is missing."""
+    """Raise BadInput if torch is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -192,7 +191,7 @@ def need_torch() -> None:
 
 
 def progress_line() -> Callable[[str], None]:
-    """Updates one line on standard error; nothing if that is no terminal. An empty text clears it."""
+    """A function that overwrites one line on standard error, if that is a terminal. An empty text clears the line."""
 
     def show(text: str) -> None:
         if sys.stderr.isatty():
@@ -202,15 +201,15 @@ def progress_line() -> Callable[[str], None]:
     return show
 
 
-LEAST_SECONDS = 0.01  # for a search, at least
-LEAST_FOR_PROCESSES = 10.0  # seconds, or effort, from which a search starts processes
+LEAST_SECONDS = 0.01  # of a search, if building the problem took the whole limit
+LEAST_FOR_PROCESSES = 10.0  # seconds, or effort: shorter searches start no processes
 
 
 @dataclass
 class Search:
-    """A search's progress on a terminal: `show(where, state)` writes the line, at most ten times a second; inside `ticking`
-    it is rewritten every second, so that the elapsed time advances even if nothing better is found. `came`: the signals that
-    ended it early."""
+    """The progress of a search in the terminal. `show(where, state)` writes the line, at most ten times a second. While
+    `ticking`, the line is also written every second, so that the elapsed time continues. came: signals that were received;
+    they end the search early."""
 
     began: float
     came: list[int] = field(default_factory=list)
@@ -218,13 +217,13 @@ class Search:
     last: tuple[str, State] | None = None
 
     def rest(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """The limits, minus twice the time since the search began: for building, and for verifying and writing."""
+        """The limits, less twice the seconds since the search began: verifying and writing take as long as building."""
         if not limits.get("seconds", 0) > 0:
             return limits
         return {**limits, "seconds": max(LEAST_SECONDS, limits["seconds"] - 2 * (time.monotonic() - self.began))}
 
     def show(self, where: str, state: State) -> None:
-        """Incumbent, bound, gap, elapsed, who found it."""
+        """Write the line: incumbent, bound, gap, elapsed time and the source of the incumbent."""
         self.last = (where, state)
         now = time.monotonic()
         if now - self.shown >= 0.1:
@@ -240,7 +239,7 @@ class Search:
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
-        """Keep updating the line, if on a terminal; end with an empty line."""
+        """Keep the line going, on a terminal; an empty line at the end."""
         ended = threading.Event()
 
         def tick() -> None:
@@ -260,7 +259,7 @@ class Search:
 
 
 def compiling(name: str) -> AbstractContextManager[None]:
-    """Prints a line on standard error if kernels are compiled inside the block."""
+    """A line on standard error where kernels are compiled inside."""
     from ..util.kernels import before_compiling
 
     return before_compiling(lambda: print(f"zbsolve {name}: compiling its kernels, once on this machine", file=sys.stderr))
@@ -270,9 +269,9 @@ def compiling(name: str) -> AbstractContextManager[None]:
 def searching(
     name: str, method: str = "auto", further: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Search, Callable[[], bool]]]:
-    """A search that Ctrl-C or SIGTERM ends early: gives the progress and whether a signal came, clears the line at the end,
-    and then reports on standard error what an interruption left. A second Ctrl-C raises KeyboardInterrupt again. Kernels for
-    method "auto" are compiled before; further: compiles what else the command needs."""
+    """A context for a search that Ctrl-C or SIGTERM ends early. It gives the progress and a function that tells whether a
+    signal came. At the end it clears the line, and says that the result is of an interrupted search. A second Ctrl-C raises
+    KeyboardInterrupt. The kernels of method "auto" are compiled first. further: compiles other kernels."""
     from ..search.solver import ready
 
     if method == "auto":
@@ -288,27 +287,27 @@ def searching(
 
 @contextmanager
 def ends_on_sigterm() -> Iterator[None]:
-    """Inside the block SIGTERM, like Ctrl-C, ends the work in an orderly way. Not for torchrun's ranks: one waiting inside
-    gloo would notice it late, and torchrun ends them all."""
+    """A context in which SIGTERM raises KeyboardInterrupt as Ctrl-C does, so that files and processes are cleaned up. Not in
+    torchrun's ranks: a rank that waits inside gloo would react too late, and torchrun stops all of them."""
     with interrupts(() if under_torchrun() else (signal.SIGTERM,), []):
         yield
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun started this process, according to its environment."""
+    """Whether torchrun started this process, as far as its environment says."""
     return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
 
 
 @contextmanager
 def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[None]:
-    """Each of these signals is appended to `came` and raises KeyboardInterrupt with its number."""
+    """A context in which these signals raise KeyboardInterrupt with their number, and are appended to `came`."""
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
         raise KeyboardInterrupt(number)
 
     before: dict[signal.Signals, Any] = {}
-    with suppress(ValueError):  # not the main thread: the caller handles signals
+    with suppress(ValueError):  # not the main thread: the program that started it handles signals
         before = {which: signal.signal(which, note) for which in signals}
     try:
         yield
@@ -318,8 +317,8 @@ def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[N
 
 
 def word_and_number(text: str, word: str, option: str) -> tuple[bool, int]:
-    """For an option that takes a word, a number, or both with a comma between: whether the word is given, and the number (0
-    if none). Raises BadInput."""
+    """Read an option that takes a word, a number, or both separated by a comma. Returns whether the word was given, and the
+    number (0: none). Raises BadInput."""
     words = text.split(",") if text else []
     numbers = [name for name in words if name != word]
     if len(words) > len(set(words)) or len(numbers) > 1 or not all(map(str.isdecimal, numbers)):

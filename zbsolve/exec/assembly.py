@@ -28,17 +28,15 @@ def device_and_mailbox(peers: Peers, program: Program, given: Any, hooks: Hooks)
     return gpu, Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), mesh, rows)
 
 
-def connected(
-    own: Own, given: Given, groups: tuple[Any, Any], wires: Wires, peers: Peers, hooks: Hooks, emulate: Times | None
-) -> RankRunner:
-    """Connect this rank to the others. groups: the process groups of this pipeline and of its replicas. wires: those without
-    connections for pairs; `peers` have the paired ones. All ranks call this. Raises LostRank."""
+def connected(own: Own, given: Given, wires: Wires, peers: Peers, hooks: Hooks, emulate: Times | None) -> RankRunner:
+    """Connect this rank to the others. wires: those without connections for pairs; `peers` have the paired ones. All ranks
+    call this. Raises LostRank."""
     view, problem, program = own.view, own.view.step, own.program
     stages = own_stages(own, given)
     if emulate is not None:
         board = Board.shared(wires, view.passes)
         hooks.emulated = EmulatedDevice(emulate, view.rows, board, peers.timeout.total_seconds())
-    parts = connect_parts(Connecting(own, given, stages, wires, peers, *groups, hooks))
+    parts = connect_parts(Connecting(own, given, stages, wires, peers, hooks))
     gpu, mailbox = device_and_mailbox(peers, program, given, hooks)
     table = Table.of(view.schedule, own.programs, emulate is not None, gpu is not None)
     return RankRunner(

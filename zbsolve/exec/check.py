@@ -25,6 +25,7 @@ from .transport.format import Format
 from .updates import NamedParameters, groups_of, versions_of
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+LIMITS |= {torch.complex128: LIMITS[torch.float64], torch.complex64: LIMITS[torch.float32]}
 COUNT_ROUNDING = 1e-3  # relative difference of a row's gradients that is taken for rounding
 SINGLE_ROWS = 8  # how many rows are tried alone
 SHAKEN = 2.0**-22  # relative change of a weight: two roundings of float32, about what another order of a sum changes
@@ -211,14 +212,18 @@ def difference(tensor: Tensor | None, right: Tensor | None, scale: float = 0.0) 
         return 0.0
     a = torch.zeros_like(right) if tensor is None else tensor  # type: ignore[arg-type]
     b = torch.zeros_like(a) if right is None else right.to(a.device)
-    worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+    worst = magnitude(_exact(a) - _exact(b))
     scale = scale or magnitude(b)
     return worst / scale if scale else worst
 
 
 def magnitude(tensor: Tensor | None) -> float:
     """max |tensor|; 0 for an empty tensor or None."""
-    return float(tensor.double().abs().max()) if tensor is not None and tensor.numel() else 0.0
+    return float(_exact(tensor).abs().max()) if tensor is not None and tensor.numel() else 0.0
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def named(layers: Mapping[int, nn.Module]) -> dict[Place, nn.Parameter]:
@@ -239,5 +244,5 @@ def values(layers: Mapping[int, nn.Module], what: Callable[[nn.Parameter], Tenso
         for wrapping in WRAPPING:
             name = name.replace(wrapping, "")
         value = what(p)
-        compared[layer, name] = Value(None if value is None else full(value.detach()), p.dtype)
+        compared[layer, name] = Value(None if value is None else full(value.detach()).to_dense(), p.dtype)
     return compared

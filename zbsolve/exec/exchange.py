@@ -101,10 +101,10 @@ class Sum:
 
 
 def _gradient(p: nn.Parameter) -> Tensor:
-    """The local gradient, with the placements of its parameter from now on, so that all ranks sum the same part."""
+    """The local gradient, dense and with its parameter's placements from now on, so that all ranks sum the same part."""
     if p.grad is None:
         return torch.zeros_like(local(p))
-    p.grad = laid_out_as(p.grad, p)
+    p.grad = laid_out_as(p.grad, p) if p.grad.layout == torch.strided else p.grad.to_dense()
     return local(p.grad)
 
 
@@ -262,7 +262,7 @@ class Replicas(Part):
     name, any_order = "replicas", True
 
     def __init__(self, c: Connecting) -> None:
-        self.place, self.timeout, self._device = dist.get_rank(c.replicas), c.peers.timeout, c.device
+        self.place, self.timeout, self._device = dist.get_rank(c.given.replicas), c.peers.timeout, c.device
         stages = {s: stage.parameters() for s, stage in c.stages.items()}
         shared = next(p for p in c.parts if isinstance(p, Shared))
         later, self._exchanged = shared.parameters(), shared.exchanged
@@ -270,9 +270,9 @@ class Replicas(Part):
             stages[number] = [p for _, p in named]
             if number not in self._exchanged:  # its gradients are complete only at the step's end, or at a pass C
                 later += stages[number]
-        groups = groups_of(c.given.mesh, c.replicas)
+        groups = groups_of(c.given.mesh, c.given.replicas)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
-        self._distinct = list({id(g): g for g in (c.replicas, *self._groups.values()) if g is not None}.values())
+        self._distinct = list({id(g): g for g in (c.given.replicas, *self._groups.values()) if g is not None}.values())
         connect(self._distinct, self._device, self.timeout)
         self._later = {id(p): p for p in later if self._groups[id(p)] is not None}
         self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}

@@ -22,6 +22,7 @@ from .base.part import Hooks, RankState, sum_of
 from .base.program import Action, Message
 from .base.values import copied, tensors_of
 from .choices import Row
+from .connecting import Whole
 from .feed import moved, step_seed
 from .graphs.auto import decisions_of, parts_by_name
 from .handlers import passes_where
@@ -33,10 +34,9 @@ from .own import stages_of
 from .reports import MeasuredStep, Table
 from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
-from .slices.stage import Slices, check_sliced, sliced_loss
+from .slices.stage import Slices, sliced_loss
 from .step_view import StepView
 from .transport.wires import ALONE, CPU
-from .vocabulary.parts import WholeVocabulary
 from .work import WorkBeside
 
 
@@ -85,7 +85,7 @@ class OneDevice:
     mean loss to `.grad` of parameters. Raises BadInput where an argument does not fit."""
 
     rank, place, wires, mesh = 0, 0, ALONE, None  # for jobs and checks it is a pipeline of one rank
-    vocabulary = WholeVocabulary(None, (), None, CPU)
+    whole = Whole()
 
     def __init__(
         self, model: Model, schedule: Schedule, *, seed: int = 0, hooks: Sequence[Hooks] = (), split: str = "layers"
@@ -108,9 +108,8 @@ class OneDevice:
         self.copies = DeviceCopies()
         self.parts: list[dict[int, nn.Module]] = []
         self.interpreters: list[Interpreter] = []
-        check_sliced(problem, split)
         self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
-        parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss)
+        parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss, split)
         programs, names = lower(self.view, training=not forwards_alone(problem)), dict[int, Any]()
         for program in programs:
             made = build(model.build, layer_numbers(self.counts, program.stages), self.device)

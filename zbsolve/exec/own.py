@@ -14,14 +14,13 @@ from .backward.layer_split import Loss
 from .backward.stage import Stage
 from .connecting import Given, Own
 from .graphs.auto import Parts, parts_by_name
+from .handlers import BESIDE, MAKE, SPREAD
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers, listed, materialise
 from .lowering import lower
 from .mesh import parallelized
 from .sides import reading
-from .slices.stage import check_sliced, sliced_loss
 from .step_view import StepView
 from .transport.wires import Wires
-from .vocabulary.parts import sharded_layers, with_shard
 from .waits import circle
 
 MOST_NAMED = 6  # of the waits in a circle
@@ -34,7 +33,6 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
     programs = lower(view, training=not forwards_alone(problem))
     if given.device.type == "cuda" and view.part is None and (waits := circle(programs)):
         raise BadInput(f"schedule: on GPUs its ranks would wait for each other: {'; '.join(waits[:MOST_NAMED])}")
-    check_sliced(problem, given.split)
     if wires.size != problem.ranks:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
     if given.parallelize is not None and given.mesh is None:
@@ -43,7 +41,7 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
         raise BadInput(f"the schedule is the part of rank {view.ranks[0]}, and this is rank {wires.rank}")
     program, tied = programs[view.ranks.index(wires.rank)], given.tied
     numbers, names = layer_numbers(counts, program.stages), [str(i) for i in range(sum(counts))]
-    beside = sharded_layers(problem, sum(counts))  # every rank has a shard of these
+    beside = sorted({i for needed in BESIDE for i in needed(problem, sum(counts))})
     if whole is None:
         layers = build(given.layers, sorted({*numbers, *beside}), given.device)  # type: ignore[arg-type]
     else:
@@ -58,14 +56,16 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
     program = reading(program, {s: [layers[i] for i in layer_numbers(counts, [s])] for s in program.stages})
     module = nn.ModuleDict({names[i]: layers[i] for i in numbers})
-    loss = sliced_loss(problem, given.loss)
-    return with_shard(Own(view, programs, program, counts, layers, module, tied, names, loss), given)
+    own = Own(view, programs, program, counts, layers, module, tied, names, given.loss)
+    for make in MAKE:
+        own = make(own, given)
+    return own
 
 
 def parallel_part(own: Own, given: Given) -> Own:
     """This rank's part after `parallelize` was called for each of its stages. Raises BadInput naming the stage."""
-    if given.parallelize is None or given.mesh is None:
-        return own
+    assert given.parallelize is not None
+    assert given.mesh is not None
     stages = {s: layer_numbers(own.counts, [s]) for s in own.program.stages}
     names = {i: own.names[i] for i in own.layers}
     try:
@@ -73,7 +73,10 @@ def parallel_part(own: Own, given: Given) -> Own:
     except BadInput as error:
         raise BadInput(f"rank {own.program.rank}, {error}") from error
     module = nn.ModuleDict(dict(own.module.items()) | {names[i]: layer for i, layer in layers.items()})
-    return replace(own, layers=layers, module=module)
+    own = replace(own, layers=layers, module=module)
+    for spread in SPREAD:
+        own = spread(own, given)
+    return own
 
 
 def own_stages(own: Own, given: Given) -> dict[int, Stage]:

@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..models.model import Place
 from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
@@ -21,7 +20,7 @@ from .base.handler import Graph, Handler
 from .base.part import Part, Run
 from .base.program import Action, VersionUse
 from .base.torch_private import tree_leaves
-from .connecting import Connecting, Update
+from .connecting import Connecting, Given, Own, Update
 
 Spot = tuple[int, int]  # (stage, microbatch)
 
@@ -308,17 +307,18 @@ def _check(graph: Graph, rows: Ints) -> None:
             raise BadInput(f"pass {update.name}: its stage is on ranks {homes}; updates need it on one")
 
 
-def check_updates(problem: Problem, update: Update | None, tied: Sequence[Sequence[Place]], replicas: Any) -> None:
-    """Raise BadInput where passes U and the arguments of `Pipeline` do not fit together."""
-    updating, (layer, name) = problem.round > 0, tied[0][0] if tied else (0, "")
+def checked(own: Own, given: Given) -> Own:
+    """`own` itself. Raises BadInput where passes U and the arguments of `Pipeline` do not fit together."""
+    updating, (layer, name) = own.view.step.round > 0, own.tied[0][0] if own.tied else (0, "")
     for refused, why in (
-        (updating and update is None, "the schedule has passes U, and needs update, which makes their optimizers"),
-        (not updating and update is not None, "update makes no sense for a schedule without passes U"),
-        (updating and replicas is not None, "passes U update inside a step, before replicas have averaged their gradients"),
-        (updating and tied, f"layer {layer}'s {name} is tied, which passes U do not know"),
+        (updating and given.update is None, "the schedule has passes U, and needs update, which makes their optimizers"),
+        (not updating and given.update is not None, "update makes no sense for a schedule without passes U"),
+        (updating and given.replicas, "passes U update inside a step, before replicas have averaged their gradients"),
+        (updating and own.tied, f"layer {layer}'s {name} is tied, which passes U do not know"),
     ):
         if refused:
             raise BadInput(f"Pipeline: {why}")
+    return own
 
 
 HANDLERS = {"U": Handler(lambda state, action, _: state.part(Updates).update(action), _check)}

@@ -168,7 +168,7 @@ def kinds_of_slices(step: Any, said: Any) -> dict[str, str]:
 def in_slices(step: Any, count: int, kind: str) -> Named:
     """The step in so many slices of a kind, with its name."""
     slices: Slices = f"{count}:{EVEN_WORK}" if kind == EVEN_WORK and count > 1 else count
-    sliced = replace(step.in_slices(slices), attention_exchange=kind == EXCHANGE and count > 1)
+    sliced = replace(step, slices=slices, attention_exchange=kind == EXCHANGE and count > 1)
     return f" slices={slices}{f' {EXCHANGE}' if sliced.attention_exchange else ''}", sliced
 
 

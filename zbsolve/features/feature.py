@@ -42,6 +42,7 @@ class Field:
     read: the option's text → the value; raises BadInput.
     closed: the simplest value, if the search may decide the field ("auto"); or a function step → this value.
     told: problem → the value that its passes show; None where they do not show it.
+    untold: what the feature's passes do not show, in words, where that is the value.
     fixed: for fields that a problem's file does not show: what of the problem the option would change, in words.
     offered: further values, as text, that a page lets users choose from.
     """
@@ -55,6 +56,7 @@ class Field:
     read: Callable[[str], Any] = lambda text: text
     closed: Any = NOT_OPEN
     told: Callable[[Problem], Any] = lambda problem: None
+    untold: str = ""
     fixed: str = ""
     offered: tuple[str, ...] = ()
 
@@ -151,6 +153,9 @@ class Feature:
     choices, moves: what a search tries where it decides fields. A choice that no move changes belongs to the place.
     holds: condition → function of a `table.Seen`: does the step fulfil it? {}: the condition `name`, fulfilled if a field
     is not at its default. apart: which conditions exclude these.
+    partition: step → the partition that the feature brings, for a step that names none; or "".
+    note: (step, profile) → a line on what the profile does not know of the feature; or "".
+    beside: field of another feature → its value beside the simplest values of this one's fields.
     """
 
     name: str
@@ -162,6 +167,15 @@ class Feature:
     moves: tuple[Moves, ...] = ()
     holds: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     apart: tuple[Apart, ...] = ()
+    partition: Callable[[Any], str] = lambda step: ""
+    note: Callable[[Any, Any], str] = lambda step, profile: ""
+    beside: Mapping[str, Any] = field(default_factory=dict)
+
+    def closed(self, step: Any) -> Mapping[str, Any]:
+        """The simplest values of its fields that a step leaves open, and what others have beside these; by name."""
+        still = [row for row in self.fields if is_auto(getattr(step, row.name))]
+        values = {row.name: row.closed(step) if callable(row.closed) else row.closed for row in still}
+        return {**values, **self.beside} if values else values
 
     @property
     def conditions(self) -> Mapping[str, Callable[[Any], bool]]:

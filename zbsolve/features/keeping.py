@@ -19,7 +19,7 @@ from ..layer import layer_ranges
 from ..partition.stage_costs import StageCosts
 from ..util.text import rows_of_numbers
 from .feature import Choices, Feature, Moves, Named, Now, is_auto
-from .offload import FULL, HALF, NO_OFFLOAD, Offload, stage_fractions
+from .offload import FULL, HALF, NO_OFFLOAD, Offload, stage_fractions, within_host
 
 ALL_WAYS = 100  # if all stages together have at most so many choices, all are tried
 BREADTH = 24  # changed steps that are tried before the best of them is taken
@@ -205,8 +205,11 @@ def _ways(now: Stage, said: Any, layers: int) -> list[Stage]:
 
 
 BOTH = ("recompute", "offload")
+
+
 KEEPING = Feature(
     "kept activations",
+    build=within_host,
     choices=Choices(BOTH, _choices, with_fewest),
     moves=(Moves("stages", BOTH, stage_moves, BREADTH), Moves("copies", ("offload",), copy_moves)),
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..build.links import with_cards, with_links
 from ..kinds import LINKS as NAME
+from ..layer import NO_LINK
 from ..placement import RANK
 from ..problem import Problem
 from .feature import Apart, Feature
@@ -22,6 +23,15 @@ def _build(problem: Problem, staged: Any) -> Problem:
 def _build_cards(problem: Problem, staged: Any) -> Problem:
     """Put gradient sums and gathers on the cards of messages, where their group's link is shared by a rank's messages."""
     return with_cards(problem) if staged.profile.link.shared == RANK == staged.group.shared else problem
+
+
+def group_note(what: str, profile: Any) -> str:
+    """A line where a data-parallel group sends what the words say, and the profile does not know its link; or ""."""
+    if profile.shard_link is not None:
+        return ""
+    if profile.link == NO_LINK:
+        return f"{what} take no time: the profile knows no link (give its field 'shard_link')"
+    return f"{what} go over the pipeline's link: the profile has none of the group (field 'shard_link')"
 
 
 SENDER, SHARE = "messages that occupy their sender", "links that messages share"

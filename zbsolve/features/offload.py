@@ -18,6 +18,7 @@ from ..tables import Bools, Ints
 from ..util.errors import BadInput, Infeasible, Unfit
 from ..util.text import exact_bytes, numbers_in
 from .feature import DIVIDING, Apart, Feature, Field, is_auto
+from .sides import has_sides
 
 NO_OFFLOAD, FULL, HALF = "none", "full", "half"
 NAMED = (NO_OFFLOAD, FULL, HALF)
@@ -57,10 +58,21 @@ def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, le
     return replace(offloaded, capacity=tuple(left))
 
 
-def copying_work(problem: Problem) -> int:
-    """µs for which the busiest copy stream is busy."""
+def copy_ratio(step: Any, profile: Any) -> float | None:
+    """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch occupies the busiest copy
+    stream when all activations are offloaded, over µs that it occupies the busiest rank. None if the profile knows no host
+    link, or nothing can be offloaded. Raises BadInput, Infeasible."""
+    if profile.host is None or has_sides(profile):
+        return None
+    plain = step.ranks, len(step.routes), step.placement, step.partition, None, step.objective, step.fused
+    kept = {"recompute": step.closed.recompute, "vocabulary": step.closed.vocabulary, "offload": FULL}
+    free = replace(profile, capacity=None, host=replace(profile.host, memory=None), microbatch_factors=())
+    try:
+        problem = type(step)(*plain, blocking=step.blocking, **kept).problem(free)
+    except Unfit:
+        return None
     length = np.where(problem.passes.are("O", "R"), problem.passes.duration, 0)
-    return max(int(length[rows].sum()) for rows in problem.members.values())
+    return max(int(length[rows].sum()) for rows in problem.members.values()) / problem.work
 
 
 def known_host(host: HostLink | None) -> HostLink:
@@ -70,15 +82,15 @@ def known_host(host: HostLink | None) -> HostLink:
     return host
 
 
-def check_host(problem: Problem) -> None:
-    """Raise Infeasible where a node's host memory is less than one microbatch needs there."""
-    if not any(pool.capacity is not None for pool in problem.pools):
-        return
-    need = _least_needs(problem)
+def within_host(problem: Problem, staged: Any) -> Problem:
+    """The problem itself. Raises Infeasible where a node's host memory is less than one microbatch needs there."""
+    limited = any(pool.capacity is not None for pool in problem.pools)
+    need = _least_needs(problem) if limited else ()
     for pool in range(problem.ranks, len(need)):
         if need[pool] > problem.room[pool]:
             need_and_room = f"needs {exact_bytes(need[pool])} for one microbatch, but has {exact_bytes(problem.room[pool])}"
             raise Infeasible(f"offload: host memory '{problem.pool_name(pool)}' {need_and_room}: no schedule exists")
+    return problem
 
 
 def _least_needs(problem: Problem) -> Ints:

@@ -9,6 +9,7 @@ from ..kinds import EXCHANGE
 from ..layer import Link
 from ..problem import Problem
 from .feature import Apart, Feature, Field
+from .links import group_note
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
@@ -45,11 +46,14 @@ REPLICAS = Feature(
             "(default: 1)",
             "N",
             kind=int,
+            untold="over how many replicas they sum gradients: check and import have --replicas (1: the ranks of each stage "
+            "alone)",
             fixed="is summed over replicas",
             offered=("2", "4", "8"),
         ),
     ),
     build=_build,
+    note=lambda step, profile: group_note("sums over replicas", profile) if step.replicas > 1 else "",
     holds={"replicas": lambda seen: seen.step.replicas > 1},
     apart=(
         Apart("replicas", "sharded parameters", "sharded parameters are reduced over their own group: give one of them"),

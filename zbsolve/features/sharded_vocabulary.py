@@ -105,6 +105,7 @@ VOCABULARY = Feature(
     ),
     _check,
     _build,
+    partition=lambda step: LAST_PARTITION if step.vocabulary == LAST else "",
     choices=Choices(("vocabulary",), vocabularies, compared=True),
     holds={
         "sharded vocabulary": lambda seen: is_auto(seen.step.vocabulary) or seen.step.vocabulary in BARRIERS,

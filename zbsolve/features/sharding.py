@@ -10,6 +10,7 @@ from ..kinds import SHARDING as NAME
 from ..problem import Problem
 from ..util.errors import BadInput
 from .feature import AUTO, Choices, Feature, Field, Named, is_auto
+from .links import group_note
 
 GATHERS = (1, 2, 4, 8)  # numbers that a search tries
 
@@ -71,6 +72,7 @@ SHARDING = Feature(
             "parameters are sharded over N ranks of a data-parallel group (FSDP) and gathered in the step (default: 1)",
             "N",
             kind=int,
+            untold="over how many ranks parameters are sharded",
             fixed="is gathered",
             offered=("2", "4", "8"),
         ),
@@ -88,6 +90,7 @@ SHARDING = Feature(
     ),
     _check,
     _build,
+    note=lambda step, profile: group_note("gathers and reductions", profile) if step.shards > 1 else "",
     choices=Choices(("gathers",), _choices, apart=False),
     holds={"sharded parameters": lambda seen: seen.step.shards > 1},
 )

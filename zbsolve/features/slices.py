@@ -7,7 +7,7 @@ even ones, slice j takes 1/n and (2j + 1)/n². Bytes, messages and weight gradie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil
@@ -21,7 +21,7 @@ from ..problem import Problem
 from ..tables import Ints
 from ..timeline import Floats
 from ..util.errors import Unfit
-from .cuts import CHOICES, SEQUENCE, WHOLE, Cuts, is_even, lengths_of, said_of, tokens_of, whole_tokens
+from .cuts import CHOICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import DIVIDING, Apart, Feature, Field, is_auto
 from .vocabulary import ShardCosts, ShardPasses
 
@@ -95,6 +95,18 @@ def overheads(layers: Sequence[Layer], cuts: Cuts) -> Overheads | None:
     lines = [getattr(layer.slice_extra, kind) for layer in layers if layer.slice_extra for kind in kinds]
     fixed = (len(cuts) - 1) * sum(max(0.0, each) for each, _ in lines)
     return Overheads(taken / whole, min(1.0, fixed / taken)) if whole and taken else None
+
+
+def timed_slices(profile: Any) -> tuple[Cuts, Mapping[str, Mapping[str, float]]] | None:
+    """The cuts with which slices were timed; and layer → kind → the largest distance of a slice from its line, as a part of
+    the line's. None where none were timed."""
+    facts = profile.facts.get("slices")
+    lengths = facts.get("lengths") if isinstance(facts, dict) else None
+    if not lengths:
+        return None
+    errors = facts.get("line_errors")
+    known = {name: row for name, row in errors.items() if isinstance(row, dict)} if isinstance(errors, dict) else {}
+    return cuts_of([float(length) for length in lengths], profile.layers), known
 
 
 def negative_slice(layer: Layer) -> str:
@@ -212,6 +224,7 @@ SLICES = Feature(
     ),
     _check,
     _build,
+    beside={"attention_exchange": False},  # which is between slices
     choices=CHOICES,
     holds={
         "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,

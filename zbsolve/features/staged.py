@@ -49,11 +49,8 @@ class Staged:
         """counts: layers of each stage; None: by `balanced_or_equal`. Raises BadInput, Infeasible."""
         cuts = cuts_of(step.slices, profile.layers, profile.facts.get(SEQUENCE))
         check_together(Seen(step, profile, cuts))
-        part, routes = widest_slice(profile, cuts), step.routes
-        ranks = max(routes[0]) + 1
-        limit = profile.capacity if step.memory is None else bytes_of_ranks(step.memory, step.ranks)
-        (model, _), (in_part, shard) = (on_stages(whole, step.vocabulary, ranks) for whole in (profile, part))
-        costs = StageCosts.of(in_part, routes, step.microbatches * (len(cuts) - 1), limit, step.fused, step.shards, shard)
+        part, costs = widest_slice(profile, cuts), costs_of(step, profile)
+        model, _ = on_stages(profile, step.vocabulary, costs.ranks)
         if counts is None:  # a stage that recomputes runs F twice
             counts = balanced_or_equal(costs, [c.work + (step.recompute == ALL) * c.F for c in costs.layers])
         checked = costs.check(counts)
@@ -83,6 +80,17 @@ class Staged:
         keeps_all = is_none(self.step.offload) and not self.step.recompute
         less = "; recompute and offload keep less" if keeps_all else ""
         return Infeasible(f"{error}; {what}{_of(self.costs.limit, self.step.memory)}{less}")
+
+
+def costs_of(step: Any, profile: Any, for_schedule: bool = True) -> StageCosts:
+    """Costs and memory of stages made of the profile's layers, with a microbatch for each slice, as long as the widest one.
+    for_schedule: with the memory limit; else offload and slices have none, since what is held then depends on the schedule.
+    Raises BadInput."""
+    cuts, routes = cuts_of(step.slices, profile.layers, profile.facts.get(SEQUENCE)), step.routes
+    limit = profile.capacity if step.memory is None else bytes_of_ranks(step.memory, step.ranks)
+    limit = limit if for_schedule or (is_none(step.offload) and cuts == WHOLE) else None
+    model, shard = on_stages(widest_slice(profile, cuts), step.vocabulary, max(routes[0]) + 1)
+    return StageCosts.of(model, routes, step.microbatches * (len(cuts) - 1), limit, step.fused, step.shards, shard)
 
 
 def _left(costs: StageCosts, counts: tuple[int, ...], step: Any) -> tuple[int, ...] | None:

@@ -29,13 +29,13 @@ def load(spec: str, seed: int = 0) -> Model:
     """The model called `spec`: a preset (`gpt-tiny`, or a published one such as `llama3-8b@layers=2,length=512`),
     `module:function`, `file.py:function`, or a Hugging Face config such as `hf:LlamaConfig{"num_hidden_layers": 4}`.
 
-    `mlp-24` has 24 small layers.
+    spec: the name; `mlp-24` has 24 small layers. seed: of weights and batches.
 
-    `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`. layers: a list of modules in
-    order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or just an input that is no tuple; each is a
-    tensor or a pytree of tensors; or a function of (microbatch, step) that returns such a sample, or an iterable of them
-    (see `own_batches`). Without a loss it must be just the input, and the loss is the mean square of the output (summed
-    over its floating-point tensors). Functions `parallelize`, `work` and `optimizer` in the same module belong to the model.
+    The function of `module:function` returns `(layers, sample)` or `(layers, sample, loss)`. layers: a list of modules in
+    order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or an input that is no tuple, each a tensor or a
+    pytree of tensors; or a function (microbatch, step) → sample, or an iterable of samples (see `own_batches`). Without a
+    loss the sample has no target, and the loss is the mean square of the output (the sum of these means over its
+    floating-point tensors). Functions `parallelize`, `work` and `optimizer` in the same module become those of the model.
     Raises BadInput.
     """
     if spec.startswith("hf:"):
@@ -56,12 +56,12 @@ def load(spec: str, seed: int = 0) -> Model:
 
 
 def knows(spec: str) -> bool:
-    """Whether `load` accepts such a name or looks it up further."""
+    """Whether `spec` is a known name, or one of a form that `load` can look for, such as `module:function`."""
     return ":" in spec or STAND_IN.fullmatch(spec) is not None or spec.partition("@")[0] in NAMES
 
 
 def sized(spec: str, batch: int) -> str:
-    """The name of the same model with `batch` sequences per microbatch; unchanged if it says them, or cannot."""
+    """The name of the same model with `batch` sequences a microbatch; unchanged if it sets that, or takes no settings."""
     head, brace, tail = spec.rpartition("}")
     name, _, setting = tail.partition("@")
     if "batch=" in setting or not (spec.startswith("hf:") or spec.partition("@")[0] in PUBLISHED):
@@ -70,7 +70,7 @@ def sized(spec: str, batch: int) -> str:
 
 
 def _own(spec: str, seed: int) -> Model:
-    """The user's own model: the function is called once in every process that needs it."""
+    """The user's model: the function is called once, in every process that needs it."""
     place, _, name = spec.rpartition(":")
     module = _module(place, spec)
     function = getattr(module, name, None)
@@ -103,8 +103,8 @@ def _own(spec: str, seed: int) -> Model:
 
 
 def _named(layers: Any, where: str) -> list[tuple[str, nn.Module]]:
-    """The layers of a list, nn.ModuleList or nn.Sequential, each with its name there, or its number and class. Raises
-    BadInput."""
+    """(name, layer) of the layers in a list, nn.ModuleList or nn.Sequential. Names are the container's; layers without one
+    are named by number and class. Raises BadInput."""
     if isinstance(layers, nn.Sequential) and type(layers).forward is not nn.Sequential.forward:
         raise BadInput(
             f"{where} returns a {type(layers).__name__}, whose forward is its own: return the layers in their order"

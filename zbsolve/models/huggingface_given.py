@@ -1,5 +1,5 @@
-"""A Hugging Face causal language model built from its config, without its decoder layers; the arguments such a layer
-receives besides its input (positions, masks), and the part of them that belongs to a slice of the sequence."""
+"""Parts of a Hugging Face causal language model, made from its config: the model without decoder layers; the further
+arguments of a decoder layer (positions, masks), and the part of these for a slice of the sequence; losses of routers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .slicing import slice_offset
 
 
 def causal_of(config: Any) -> Any:
-    """The library's own model for a config, with random weights."""
+    """The library's own model of a config, with random numbers."""
     from transformers import AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
@@ -33,12 +33,12 @@ def causal_of(config: Any) -> Any:
 
 
 def without_layers(config: Any) -> Any:
-    """The causal model with an empty list of layers. It is built with one layer, since some initialise by layer number."""
+    """The causal model with an empty list of layers. It is built with one layer, as some models divide by their number."""
     bare = copy.deepcopy(config)
     bare.num_hidden_layers = 1
-    if bare.num_hidden_layers != 1:  # the layer count follows from layer_types
+    if bare.num_hidden_layers != 1:  # some configs compute it from the list of kinds
         _set_kind(bare, bare.layer_types[0])
-    bare.output_router_logits = False  # no router is left: the functions below compute that loss
+    bare.output_router_logits = False  # without routers the model cannot compute their loss: `Balance` does
     causal = causal_of(bare)
     owner, name = owner_of(causal, 1)
     setattr(owner, name, nn.ModuleList())
@@ -47,7 +47,7 @@ def without_layers(config: Any) -> Any:
 
 
 def inner_of(causal: Any) -> tuple[str, Any]:
-    """The inner model, which computes hidden states, and its attribute name. Some (Llama 4) do not follow their prefix."""
+    """(name, module) of the inner model, which computes hidden states. Some (Llama 4's) are not under their prefix."""
     if causal.base_model is not causal:
         return causal.base_model_prefix, causal.base_model
     inner = [(name, child) for name, child in causal.named_children() if hasattr(child, "get_input_embeddings")]
@@ -57,8 +57,8 @@ def inner_of(causal: Any) -> tuple[str, Any]:
 
 
 def owner_of(causal: Any, count: int) -> tuple[nn.Module, str]:
-    """The module that owns the decoder layers, and their attribute name: the outermost ModuleList with as many entries as
-    the config says. Raises BadInput."""
+    """The module that contains the list of decoder layers, and the list's name there. It is the outermost ModuleList with
+    `count` modules. Raises BadInput."""
     for module in inner_of(causal)[1].modules():
         for name, child in module.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
@@ -67,14 +67,14 @@ def owner_of(causal: Any, count: int) -> tuple[nn.Module, str]:
 
 
 def final_norm(causal: Any) -> tuple[nn.Module, str] | None:
-    """The norm after the last layer: found by its name in the module that owns the layers."""
+    """(owner, name) of the norm after the last layer, found by its name in the module that contains the layers."""
     owner, _ = owner_of(causal, 0)
     names = [name for name, _ in owner.named_children() if "norm" in name or name == "ln_f"]
     return (owner, names[-1]) if names else None
 
 
 def without_norm(causal: Any) -> Any:
-    """A model without layers that returns the input of its last norm."""
+    """A model without layers, with the identity in place of its last norm."""
     norm = final_norm(causal)
     if norm is not None:
         setattr(*norm, nn.Identity())
@@ -82,19 +82,19 @@ def without_norm(causal: Any) -> Any:
 
 
 def of_eight_words(config: Any) -> Any:
-    """A config with a vocabulary of 8: everything but the token weights stays the same."""
+    """The config with a vocabulary of eight tokens: everything but the token weights stays as it is, and is made faster."""
     small = copy.deepcopy(config)
     small.vocab_size = 8
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         try:
             setattr(small, name, None)
-        except Exception:  # the library's own: this config must have one
+        except Exception:  # the library's check: this config needs a token
             setattr(small, name, 7)
     return small
 
 
 class Sample(NamedTuple):
-    """A microbatch: samples, their length, and the type that layers compute in."""
+    """A microbatch: the number of sequences, their length in tokens, and the type that layers compute in."""
 
     batch: int
     length: int
@@ -102,8 +102,8 @@ class Sample(NamedTuple):
 
 
 class Given(NamedTuple):
-    """value: positional and keyword arguments. along: for each leaf, the dimensions that are as long as the sequence. batch:
-    the samples that it was made for."""
+    """Arguments of a layer beside its input. value: (positional, named) arguments. along: for each leaf of value, the
+    dimensions along the sequence. batch: the number of sequences that they were made for."""
 
     value: Any
     along: tuple[tuple[int, ...], ...]
@@ -111,7 +111,7 @@ class Given(NamedTuple):
 
 
 class Here(NamedTuple):
-    """The tokens that a layer currently processes: samples, the first one's position, and how many."""
+    """The tokens that a layer is called with: number of sequences, position of the first token, tokens of a sequence."""
 
     batch: int
     first: int
@@ -119,10 +119,10 @@ class Here(NamedTuple):
 
 
 def part_of(leaf: Tensor, along: tuple[int, ...], batch: int, here: Here) -> Tensor:
-    """The part of a leaf made for `batch` samples that the tokens `here` need. A mask, which has two dimensions of the
-    sequence's length, keeps all keys up to them. Raises BadInput where the sequence is shorter than that."""
+    """The part of a leaf (made for `batch` sequences) that the tokens `here` need. along: its dimensions along the sequence.
+    Masks have two: the second, of keys, keeps all up to these tokens. Raises BadInput if the sequence is too short."""
     if 0 not in along and leaf.dim() > 1 and leaf.shape[0] == batch != here.batch:
-        leaf = leaf[:1].expand(here.batch, *leaf.shape[1:])  # it does not depend on the sample's tokens
+        leaf = leaf[:1].expand(here.batch, *leaf.shape[1:])  # it is the same for all sequences: it does not depend on tokens
     if not along:
         return leaf
     length = leaf.shape[along[0]]
@@ -137,7 +137,7 @@ def part_of(leaf: Tensor, along: tuple[int, ...], batch: int, here: Here) -> Ten
 
 
 class Answer:
-    """An inner model's output: the hidden states, by index 0 and by name. Any other attribute is None."""
+    """Stands for the output of an inner model. It has the hidden states, by index 0 and by name; other fields are None."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -150,14 +150,14 @@ class Answer:
 
 
 class Held(nn.Module):
-    """A layer, called as its model calls it. Its further arguments are in buffers; a slice, or a shorter sequence, uses the
-    part of them that it needs."""
+    """A layer that is called with the further arguments that its model gives it. These are in buffers; for a slice, or for
+    a shorter sequence, the needed part is taken."""
 
     def __init__(self, layer: nn.Module, given: Given) -> None:
         super().__init__()
         self.layer = layer
         leaves, form = tree_flatten(given.value)
-        self.numbers = tree_unflatten(list(range(len(leaves))), form)  # torch warns if a tree spec is copied
+        self.numbers = tree_unflatten(list(range(len(leaves))), form)  # torch warns where a form is copied
         self.along, self.batch = given.along, given.batch
         self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for n, leaf in enumerate(leaves):
@@ -165,7 +165,7 @@ class Held(nn.Module):
                 self.register_buffer(f"given{n}", leaf, persistent=False)
 
     def call(self, x: Tensor, others: Mapping[int, Any] = MappingProxyType({})) -> Any:
-        """The layer's output. others: replacements for leaves that it holds."""
+        """The layer's output. others: number of a leaf → value to use in its place."""
         here = Here(x.shape[0], slice_offset(), x.shape[1])
         args, kwargs = tree_map(lambda n: others[n] if n in others else self._leaf(n, here), self.numbers)
         return self.layer(x, *args, **kwargs)
@@ -180,16 +180,17 @@ Words = Mapping[str, str]
 
 
 def words_of(layer: nn.Module) -> Words:
-    """A layer's string attributes by name."""
+    """The layer's attributes that are strings, by name."""
     return {name: word for name, word in vars(layer).items() if isinstance(word, str) and not name.startswith("_")}
 
 
 class Noted(Exception):
-    """Carries the arguments of a layer's call."""
+    """Raised by `_Note`, with the arguments that it was called with."""
 
 
 class _Note(nn.Module):
-    """Replaces a decoder layer, with its string attributes: some models read a layer's `attention_type` or `block_type`."""
+    """Replaces a decoder layer, to record its arguments. It has the layer's string attributes: some models read a layer's
+    `attention_type` or `block_type`."""
 
     def __init__(self, words: Words) -> None:
         super().__init__()
@@ -201,7 +202,7 @@ class _Note(nn.Module):
 
 
 def given_to(config: Any, i: int, layer: nn.Module, sample: Sample) -> Given:
-    """The arguments that layer i receives besides its input. Found with a small vocabulary; none of them is a weight."""
+    """The further arguments of layer i. They are found by running the model with a small vocabulary."""
     small, words = of_eight_words(config), words_of(layer)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
@@ -209,7 +210,7 @@ def given_to(config: Any, i: int, layer: nn.Module, sample: Sample) -> Given:
     if own := small.to_dict().get("per_layer_config"):  # settings that differ from layer to layer
         small.per_layer_config = {0: own.get(str(i), own.get(i, {}))}
     key = json.dumps([small.to_dict(), kinds and kinds[i], words, type(config).__name__], default=str), sample
-    if key not in _given:  # layers of one kind get equal tensors: found once
+    if key not in _given:  # layers of the same kind get equal tensors
         with torch.random.fork_rng(devices=[]):
             _given[key] = typed(partial(_noted, small, words, sample), sample.dtype)
     return _given[key]
@@ -219,8 +220,7 @@ _given: dict[tuple[str, Sample], Given] = {}
 
 
 def _set_kind(config: Any, kind: str) -> None:
-    """Make this the config of one layer of this kind. In some (Jamba) a property derives the kinds; a subclass replaces
-    it."""
+    """Change the config to one layer of this kind. If kinds are a property (Jamba's), a subclass overrides it."""
     cls = type(config)
     name = getattr(cls, "attribute_map", {}).get("layer_types", "layer_types")
     if isinstance(getattr(cls, name, None), property):
@@ -240,8 +240,8 @@ def _noted(config: Any, words: Words, sample: Sample) -> Given:
 
 
 def _check_first(causal: Any, length: int) -> None:
-    """Raise BadInput where the first layer's input differs from what the model without layers would pass to its norm: then
-    it does more before and after its layers, as with several streams of hidden states."""
+    """Raise BadInput if the first layer's input differs from what the model without layers passes to its norm: then the
+    model does more than run its layers, for example with several streams of hidden states."""
     x = _called_with(causal, 1, length, 0)[2]
     owner, name = owner_of(causal, 1)
     setattr(owner, name, nn.ModuleList())
@@ -267,7 +267,7 @@ def _with_note(config: Any, words: Words) -> Any:
 
 
 def _called_with(causal: Any, batch: int, length: int, word: int) -> Any:
-    """Arguments of the first layer for a sequence that repeats one token, and its input."""
+    """(positional, named) arguments of the first layer and its input, for sequences of one repeated token, `word`."""
     try:
         with torch.no_grad():
             inner_of(causal)[1](input_ids=torch.full((batch, length), word), use_cache=False)
@@ -277,8 +277,8 @@ def _called_with(causal: Any, batch: int, length: int, word: int) -> Any:
 
 
 def _along(value: Any, shorter: Any, length: int) -> tuple[tuple[int, ...], ...]:
-    """Dimensions that get shorter if the sequence is one token shorter. If no such tensor exists then (a mask that only
-    longer sequences need): those of the sequence's length."""
+    """For each leaf, the dimensions along the sequence: those that are shorter for a sequence with one token less. If the
+    shorter sequence has no such tensor (a mask that only long ones need): dimensions of size `length`."""
     rows, others = (tree_leaves(tree) for tree in (value, shorter))
     others = others if len(others) == len(rows) else [None] * len(rows)
     return tuple(_dimensions(leaf, other, length) for leaf, other in zip(rows, others, strict=True))
@@ -294,14 +294,13 @@ def _dimensions(leaf: Any, other: Any, length: int) -> tuple[int, ...]:
 
 Sums = dict[str, Tensor]
 
-_listening: list[list[Tensor]] = []  # innermost last: logits of the routers that run
+_listening: list[list[Tensor]] = []  # lists that collect routers' logits; the innermost `heard` is last
 
 
 @dataclass(frozen=True)
 class Balance:
-    """The load-balancing loss of routers. kind: the routers' class. place: index of the logits in a router's output.
-    experts,
-    chosen: number of experts, and of those chosen per token. weight: of the loss."""
+    """The auxiliary loss that balances experts. kind: the class of routers. place: index of the logits in a router's output.
+    experts: their number; chosen: the number that a token uses. weight: of the loss."""
 
     kind: Any
     place: int
@@ -310,12 +309,12 @@ class Balance:
     weight: float
 
     def begun(self, hidden: Tensor) -> Sums:
-        """The first layer's input: sums of 0 that require gradients, as all later ones do."""
+        """The input of the first layer: hidden states, and sums of 0. The sums need gradients, as in all later layers."""
         zeros = torch.zeros(self.experts, device=hidden.device)
         return {"hidden": hidden, "assigned": zeros, "shares": zeros + hidden.flatten()[:0].sum().float()}
 
     def added(self, before: Sums, hidden: Tensor, logits: list[Tensor]) -> Sums:
-        """The sums including one more layer's: tokens assigned to each expert, and its router probabilities."""
+        """The output of a layer: hidden states, and the sums with this layer's: each expert's tokens and probabilities."""
         assigned, shares = before["assigned"], before["shares"]
         for tensor in logits:
             weights = tensor.softmax(-1)
@@ -325,15 +324,15 @@ class Balance:
         return {"hidden": hidden, "assigned": assigned, "shares": shares}
 
     def add_loss(self, sums: Sums) -> None:
-        """Add the load-balancing loss over all layers."""
+        """Add the loss of all layers."""
         rows = sums["assigned"].sum() / self.chosen
         value = self.experts * (sums["assigned"] / rows * (sums["shares"] / rows)).sum()
         auxiliary_loss(self.weight * value)
 
 
 def balance_of(causal: Any) -> Balance | None:
-    """The load-balancing loss of a model whose config asks for it; None for others. Raises BadInput for a family that uses
-    another loss."""
+    """The auxiliary loss of a model whose config asks for it, otherwise None. Raises BadInput for a family with another
+    loss."""
     if not getattr(causal.config, "output_router_logits", False):
         return None
     recorder: Any = (getattr(inner_of(causal)[1], "_can_record_outputs", None) or {}).get("router_logits")
@@ -347,7 +346,7 @@ def balance_of(causal: Any) -> Balance | None:
 
 
 def hear(layer: nn.Module, balance: Balance) -> None:
-    """From now on routers in `layer` report their logits to `heard`."""
+    """Make the routers in `layer` report their logits to `heard`."""
     for module in layer.modules():
         if isinstance(module, balance.kind):
             module.__class__ = _telling(balance.kind, balance.place)
@@ -355,7 +354,7 @@ def hear(layer: nn.Module, balance: Balance) -> None:
 
 @contextmanager
 def heard() -> Iterator[list[Tensor]]:
-    """The logits of the routers that run inside."""
+    """A context that collects the logits of all routers that run in it."""
     logits: list[Tensor] = []
     _listening.append(logits)
     try:
@@ -366,7 +365,7 @@ def heard() -> Iterator[list[Tensor]]:
 
 @cache
 def _telling(kind: Any, place: int) -> Any:
-    """A subclass of router `kind` that also reports its logits. The same class is used in all layers."""
+    """A subclass of the router class `kind` that also reports its logits; the same one for all layers, as it is cached."""
     plain: Callable[..., Any] = kind.forward
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

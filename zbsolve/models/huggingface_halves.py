@@ -1,9 +1,9 @@
-"""Hugging Face encoder-decoders by config class, such as `hf:T5Config{"num_layers": 4}@length=512`: the layers of encoder
-and decoder in one sequence. What later layers use is a side input (see `docs/side-inputs.md`): the encoder's output, the
-decoder's tokens, and what a layer returns besides its hidden states, as T5's first layers do with their position bias.
+"""Hugging Face encoder-decoders by config class, such as `hf:T5Config{"num_layers": 4}@length=512`: the layers of both
+halves (encoder and decoder) in one sequence. Side inputs (see `docs/side-inputs.md`) carry what later layers need: the
+encoder's output, the decoder's tokens, and outputs of layers beside hidden states, such as T5's position bias.
 
-The forward pass of encoder and decoder runs once with probes in place of the layers. They record the layers' arguments, run
-the layers on the meta device, and so find which tensors are produced by a layer and which are constant.
+To find them, each half's own forward runs once with probes in place of its layers. A probe records the arguments of its
+layer and runs the layer on the meta device; this shows which arguments other layers have made, and which are constant.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SKIPPED = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
 @dataclass(frozen=True)
 class Called:
-    """A layer with the arguments of its call. given: constants. takes: leaf of its arguments → side input. gives: leaf of
-    its output → side input, complete after all layers have run."""
+    """How a half calls a layer. given: its constant arguments. takes: number of a leaf in its arguments → side input. gives:
+    number of a leaf in its output → side input; complete when all layers have run."""
 
     layer: nn.Module
     given: Any
@@ -46,7 +46,7 @@ class Called:
 
 @dataclass(frozen=True)
 class Half:
-    """Encoder or decoder on the meta device. place: name of its list of layers. behind: the modules after them, in order."""
+    """One half of a model on the meta device. place: name of its list of layers. behind: its modules after these."""
 
     stack: Any
     place: str
@@ -55,29 +55,29 @@ class Half:
 
 
 class _Probe(nn.Module):
-    """Replaces a layer."""
+    """Replaces a layer during `_Walk`."""
 
     def __init__(self, walk: _Walk, layer: nn.Module) -> None:
         super().__init__()
         self.call = partial(walk.layer, layer)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Zeros in the shape of the layer's output."""
+        """As the layer's, of zeros."""
         return self.call(x, args, kwargs)
 
 
 class _Walk:
-    """A forward pass of encoder or decoder with probes: for each tensor that a layer produced, `made` has (layer number,
-    leaf of its output), and None for the encoder's output."""
+    """A half's forward with probes. made: id of a tensor → (number of the layer that made it, leaf of its output), or None
+    for the memory (the encoder's output)."""
 
     def __init__(self, half: str, memory: Tensor | None) -> None:
         self.half, self.called, self.behind = half, list[Called](), list[nn.Module]()
         self.row: Any = None
-        self.kept: list[Any] = [memory]  # keeps ids unique
+        self.kept: list[Any] = [memory]  # keeps tensors alive, so that ids stay unique
         self.made: dict[int, tuple[int, int] | None] = {} if memory is None else {id(memory): None}
 
     def layer(self, layer: nn.Module, x: Tensor, args: Any, kwargs: Any) -> Any:
-        """The layer's output: new tensors of its shapes, and those that it only passes on."""
+        """The layer's output: new tensors of the right shapes, and its inputs where it only passes them on."""
         if self.called and x is not self.row:
             raise BadInput(f"hf: something is done between {self.half} layers {len(self.called) - 1} and {len(self.called)}")
         call = Called(layer, (args, kwargs))
@@ -116,13 +116,13 @@ class _Walk:
             return
         giver, place = source
         if name.endswith("position_bias") and not leaf.requires_grad:
-            call.takes[n] = ""  # zeros: cheaper to compute in each layer than to send
+            call.takes[n] = ""  # zeros, which each layer makes for itself: none is cheaper than a message
             return
         call.takes[n] = f"{self.half}.{name}" + (f".{giver}" if giver else "")
         self.called[giver].gives[place] = call.takes[n]
 
     def module(self, module: nn.Module, args: Any, y: Any) -> None:
-        """Called after a module of the encoder or decoder has run."""
+        """A module of the half has run."""
         if self.called:
             if not args or args[0] is not self.row or not isinstance(y, Tensor):
                 raise BadInput(f"hf: behind its layers the {self.half} does more than {type(module).__name__} of them")
@@ -131,8 +131,7 @@ class _Walk:
 
 
 def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple[Half, Tensor]:
-    """Encoder or decoder, and its output. shell: the model on the meta device. memory: the encoder's output, for the
-    decoder."""
+    """A half, and its output. shell: the model on the meta device. memory: the encoder's output, for the decoder."""
     stack = getattr(shell, f"get_{half}")()
     lists = [(name, child) for name, child in stack.named_children() if isinstance(child, nn.ModuleList) and len(child)]
     if stack is shell or len(lists) != 1:
@@ -154,25 +153,25 @@ def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple
 
 
 def _copied(module: Any, instead: dict[int, Any]) -> Any:
-    """A copy with some modules replaced. Configs are shared, since layers with one config are equal. So are meta tensors,
-    which `_made` replaces."""
+    """A copy in which some modules are replaced: id → replacement. Configs are shared, since layers compare them. So are
+    meta tensors, which `_made` replaces."""
     parts = [*module.modules()]
     stay = [part.config for part in parts if hasattr(part, "config")] + [leaf for part in parts for _, leaf in _own(part)]
     return copy.deepcopy(module, {id(kept): kept for kept in stay} | instead)
 
 
 def _made(module: Any, shell: Any) -> Any:
-    """Replace a module's meta tensors by real ones, initialised as the library does."""
+    """Replace a module's meta tensors by real ones, initialised as the library does it."""
 
     begun = [part for part in module.modules() if any(leaf.is_meta for _, leaf in _own(part))]
     for part in begun:
         for name, leaf in _own(part):
-            new = torch.empty(leaf.shape, dtype=leaf.dtype)  # to_empty cannot where tensors are fake
+            new = torch.empty(leaf.shape, dtype=leaf.dtype)  # `to_empty` fails in a fake tensor mode
             setattr(part, name, nn.Parameter(new) if isinstance(leaf, nn.Parameter) else new)
     with torch.no_grad():
         for part in reversed([*module.modules()]) if begun else ():
             getattr(part, "reset_parameters", lambda: None)()
-            with suppress(AttributeError):  # an embedding table that belongs to another layer
+            with suppress(AttributeError):  # for an embedding that belongs to another layer
                 shell._init_weights(part)
     return module.train()
 
@@ -182,7 +181,7 @@ def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 class Layer(Held):
-    """A layer of the encoder or decoder, called as its model calls it."""
+    """A layer of a half, called with the arguments that the half gives it."""
 
     def __init__(self, called: Called, shell: Any, batch: int) -> None:
         along = ((),) * len(tree_leaves(called.given))
@@ -192,7 +191,7 @@ class Layer(Held):
         self.places = tuple(called.gives)
 
     def forward(self, x: Tensor, *sides: Any) -> Any:
-        """(batch, length, width) → the same shape, and its side outputs."""
+        """(batch, length, width) → the same shape, followed by the side inputs that the layer gives."""
         leaves = tree_leaves(self.call(x, dict(zip(self.sides, sides, strict=True))))
         return (leaves[0], *(leaves[n] for n in self.places)) if self.gives else leaves[0]
 
@@ -205,8 +204,8 @@ class _Note(nn.Module):
 
 
 class Begin(nn.Module):
-    """Token ids → the first layer's input: the forward pass of encoder or decoder up to there. The encoder's also receives
-    the decoder's tokens, and passes them on."""
+    """Token numbers → input of the first layer of a half: the half's own forward up to there. The encoder's also takes the
+    decoder's tokens and gives them as a side input."""
 
     def __init__(self, half: Half, shell: Any, first: bool) -> None:
         super().__init__()
@@ -228,7 +227,8 @@ class Begin(nn.Module):
 
 
 class Encoded(nn.Module):
-    """The encoder's end: passes the decoder's tokens to the next layer, and the encoder's output to all decoder layers."""
+    """The end of the encoder: its output becomes the side input `memory` of all decoder layers, and the decoder's tokens
+    become the value that is passed from layer to layer."""
 
     takes, gives = WORDS, MEMORY
 
@@ -248,12 +248,12 @@ class _Ended(nn.Module):
         self.behind = behind
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> Answer:
-        """The output of the modules after its layers."""
+        """Run the decoder's modules after its layers."""
         return Answer(self.behind(inputs_embeds))
 
 
 class Head(nn.Module):
-    """The last layer's output → logits: the model's own forward pass without the layers of encoder and decoder."""
+    """Output of the last layer → logits: the model's own forward without the layers of both halves."""
 
     def __init__(self, halves: tuple[Half, Half], shell: Any) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class Head(nn.Module):
 
 
 def halves_model(spec: str, seed: int, config: Any, sample: Sample) -> Model:
-    """The model for an encoder-decoder config. Both sequences have the sample's length. Raises BadInput."""
+    """The model of a config of an encoder-decoder. Both halves are as long as the sample. Raises BadInput."""
     from transformers import AutoModelForSeq2SeqLM
 
     skipped = [name for name in SKIPPED if getattr(config, name, 0)]
@@ -300,7 +300,7 @@ def halves_model(spec: str, seed: int, config: Any, sample: Sample) -> Model:
 
 
 def _tied(shell: Any, halves: tuple[Half, Half]) -> tuple[tuple[Place, ...], ...]:
-    """The embeddings of encoder and decoder and the output layer, where they share one parameter."""
+    """Groups of places that hold one parameter: among both halves' embeddings and the output layer."""
     count = len(halves[0].layers)
     tables = [half.stack.get_input_embeddings() for half in halves]
     output = shell.get_output_embeddings()
@@ -317,7 +317,7 @@ def _path(root: nn.Module, wanted: nn.Module) -> str:
 
 
 def _words(seed: int, vocabulary: int, sample: Sample, microbatch: int, step: int) -> Any:
-    """Tokens for encoder and decoder, and the decoder's targets, shifted by one."""
+    """((encoder's tokens, decoder's tokens), targets); targets are the decoder's tokens shifted by one."""
     ids = np.random.default_rng((seed, step, microbatch, 1)).integers(0, vocabulary, (sample.batch, sample.length))
     words, targets = random_tokens(seed, vocabulary, sample.batch, sample.length, microbatch, step)
     return (torch.from_numpy(ids), words), targets

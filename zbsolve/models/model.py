@@ -1,4 +1,4 @@
-"""A model as a sequence of layers, and what a model's name may specify."""
+"""`Model`: a model as a sequence of layers; and `Setting`: what a model's name may change."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Model:
     """A model as a sequence of layers.
 
-    layers: functions that each build one layer, with the same initial weights on every rank. A layer maps one value to one:
-    any pytree of tensors. layer_names: one name per layer. batch(microbatch, step): inputs and targets, pytrees of tensors.
-    loss(output, target): a mean, one number. tied: groups of places that share one parameter; the first place of a group
-    provides the initial values. parallelize(stage, mesh): shards a stage over the mesh dimensions other than "pp" (see
-    `exec.Pipeline`); None: not available. work(rank, piece, pieces): other work that ranks do during the step.
-    optimizer(parameters): builds one torch optimizer, or a list, for a rank's parameters; `parameters.names` are their
-    names.
+    layers: builders; each makes one layer, with the same weights on every rank. A layer takes a pytree of tensors and
+    returns one. layer_names: a name for each. batch(microbatch, step): (inputs, targets), pytrees of tensors. loss(output,
+    target): a mean, one number. tied: groups of places that hold the same parameter; its initial values are those of the
+    group's first place. parallelize(stage, mesh): spreads a stage over the dimensions of a mesh other than "pp" (see
+    `exec.Pipeline`); None: not possible. work(rank, piece, pieces): runs a piece of the feature `work` beside the step.
+    optimizer(parameters): makes one torch optimizer, or a list, for a rank's parameters, named `parameters.names`.
     """
 
     name: str
@@ -41,8 +40,8 @@ class Model:
     optimizer: Callable[[Any], Any] | None = None
 
     def build(self, layers: Sequence[int] | None = None) -> list[nn.Module]:
-        """The layers with the numbers `layers` (None: all), tied to each other where several places of a group are included.
-        A tied parameter whose first place is not included still starts from that place's initial values."""
+        """The layers with these numbers (None: all). Tied places among them share their parameter. A tied parameter has the
+        initial values of its group's first place, also if that place is not among these layers."""
         numbers = list(range(len(self.layers))) if layers is None else list(layers)
         made = {i: self.layers[i]() for i in numbers}
         for group in self.tied:
@@ -53,15 +52,15 @@ class Model:
         return [made[i] for i in numbers]
 
     def in_steps_of(self, microbatches: int, sizes: Sequence[int] = ()) -> Model:
-        """The same model, trained with this many microbatches per step, over all pipelines: where batches come from an
-        iterable, this says which item begins a step. sizes: rows of each microbatch, if they differ from the model's own.
-        Raises BadInput."""
+        """The same model for steps of `microbatches` microbatches (over all pipelines). A model whose batches come from an
+        iterable needs the number to know which item a step begins with. sizes: rows of each microbatch, if they differ from
+        the model's. Raises BadInput."""
         batch = self.batch.of(0 if sizes else microbatches) if isinstance(self.batch, Items) else self.batch
         return replace(self, batch=Sized.of(batch, sizes, self.name) if sizes else batch)
 
 
 def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ...]:
-    """Groups of places that share one parameter, for those that occur in several layers. layers: (number, layer)."""
+    """Groups of places that hold the same parameter, for those with more than one place. layers: (number, layer)."""
     places: dict[int, list[Place]] = {}
     for i, layer in layers:
         for name, parameter in layer.named_parameters():
@@ -70,7 +69,7 @@ def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ..
 
 
 def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn.Parameter) -> None:
-    """Make all places of `group` that are in `layers` refer to `parameter`."""
+    """Set `parameter` at all places of `group` that are in `layers`."""
     for i, name in group:
         if i in layers:
             parent, _, last = name.rpartition(".")
@@ -78,7 +77,7 @@ def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn
 
 
 def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A build function whose random numbers depend on (seed, layer) only; torch's generator keeps its state."""
+    """A builder whose random numbers (seed, layer) fix; torch's generator is left as it was."""
 
     def make() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -91,8 +90,8 @@ def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[]
 def language_model(
     name: str, seed: int, builders: Sequence[Callable[[], nn.Module]], batch: Callable[[int, int], Any], tied: Sequence[str]
 ) -> Model:
-    """A model of an embedding, blocks and a head that predicts tokens. tied: the names of the weight that embedding and head
-    share, in the first and in the second; () where they share none."""
+    """A model of an embedding, blocks and a head that predicts tokens. tied: the names of the shared weight in embedding and
+    head; (): they share none."""
     last = len(builders) - 1
     return Model(
         name,
@@ -106,7 +105,7 @@ def language_model(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What `@key=value,…` after a name changes: samples per microbatch, their length, blocks, type. None: as published."""
+    """The settings `@key=value,…` after a name: sequences a microbatch, length, blocks, type. None: as published."""
 
     batch: int | None = None
     length: int | None = None
@@ -114,7 +113,7 @@ class Setting:
     dtype: str | None = None
 
     def named(self, name: str) -> str:
-        """The name that selects this model again."""
+        """The name that gives this model again."""
         parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) is not None]
         return f"{name}@{','.join(parts)}" if parts else name
 

@@ -1,7 +1,6 @@
-"""Attention for models whose sequences may run in slices: the function that a layer calls, and what it knows of its slice.
+"""Attention for sequences that may run in slices: `sliced_attention` and `slice_offset`, which a model's layers call.
 
-This module does not know who splits sequences. `exec.slices` does, and says so with `running_slice`, just as
-`auxiliary_losses` collects losses.
+The code that cuts sequences (`exec.slices`) runs layers inside `running_slice`; this module does not depend on it.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from ..util.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """What a query sees, beyond causality. scale: of scores; None: 1/√width. window: number of keys seen, its own included;
-    None: all. documents: (batch, length), whole numbers; a token sees only its own document. None: one document. mask:
-    torch's, (…, queries, keys), for these queries and all keys from the start of the sequence; None: none."""
+    """Which keys a query sees, beside being causal. scale: of scores; None: 1/√width. window: the number of keys up to its
+    own; None: all. documents: (batch, length), whole numbers: a token sees only tokens of its document; None: one document.
+    mask: attn_mask of torch's function, (…, queries, keys), for these queries and all keys from the sequence's first; None:
+    no mask."""
 
     scale: float | None = None
     window: int | None = None
@@ -35,10 +35,10 @@ class Slicing(Protocol):
 
     @property
     def offset(self) -> int:
-        """The position of the slice's first token in the sequence."""
+        """The position of its first token in the sequence."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """The attention of this slice's queries to its own and all earlier keys; shaped like `query`."""
+        """The attention of this slice's queries to its own and all earlier keys; shape and type are those of `query`."""
 
 
 _slicing: list[Slicing] = []  # the innermost last
@@ -46,7 +46,7 @@ _slicing: list[Slicing] = []  # the innermost last
 
 @contextmanager
 def running_slice(slicing: Slicing) -> Iterator[None]:
-    """Inside the block `sliced_attention` and `slice_offset` use `slicing`."""
+    """A context in which `sliced_attention` and `slice_offset` use `slicing`."""
     _slicing.append(slicing)
     try:
         yield
@@ -55,13 +55,13 @@ def running_slice(slicing: Slicing) -> Iterator[None]:
 
 
 def in_slice() -> bool:
-    """Whether a layer is running for a slice of a sequence."""
+    """Does a layer run for a slice of a sequence?"""
     return bool(_slicing)
 
 
 def slice_offset() -> int:
-    """The position of a layer's first token: 0, unless the sequence runs in slices. Layers add it to their positions
-    (rotary, learned)."""
+    """The position in the sequence of a layer's first token: 0, unless sequences run in slices. A layer adds it to its
+    positions (rotary, learned)."""
     return _slicing[-1].offset if _slicing else 0
 
 
@@ -79,18 +79,18 @@ def sliced_attention(
 
     query: (batch, heads, length, width).
     key, value: the same, or fewer heads with enable_gqa.
-    window: a query sees so many keys, its own among them (a sliding window; Mistral, arXiv 2310.06825).
-    documents: (batch, length), whole numbers: a token sees those of its own document alone.
-    attn_mask: what the queries see, (…, queries, keys). In slices it is of the whole sequence (or a longer one, of which the
-        first part is taken), or of the slice's queries and all keys up to theirs. It hides all later keys, and is not
-        trained.
-    settings: those of torch's function.
+    window: the number of keys that a query sees, including its own (a sliding window; Mistral, arXiv 2310.06825).
+    documents: (batch, length), whole numbers: a token sees only tokens of its own document.
+    attn_mask: which keys the queries see, (…, queries, keys). In slices it is for the whole sequence (or a longer one, whose
+        first part is taken), or for the slice's queries and all keys up to theirs. It must hide all later keys, and needs no
+        gradient.
+    settings: further arguments of torch's function.
 
-    Without slices it is torch's function. In slices the queries see the keys of the earlier slices too: they must be causal
-    (is_causal=True, or attn_mask), without dropout_p.
+    Without slices it does the same as torch's function. In slices queries also see the keys of earlier slices. Attention
+    must then be causal (is_causal=True, or attn_mask), without dropout_p.
 
-    Raises BadInput for a setting that torch's function has not, for a window below 1, for a mask or documents of another
-    shape, and in slices for what they cannot do.
+    Raises BadInput for a setting that torch's function does not have, for a window below 1, for a mask or documents of
+    another shape, and in slices for settings that are not supported there.
     """
     _check_settings(attn_mask, settings)
     if _slicing:
@@ -110,7 +110,7 @@ def sliced_attention(
 
 
 def whole_attention(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule, **settings: Any) -> Tensor:
-    """torch's function for a whole sequence under this rule. settings: keyword arguments for torch's function."""
+    """torch's attention of a whole sequence with this rule. settings: further arguments of torch's function."""
     queries, keys = query.shape[-2], key.shape[-2]
     mask = visible((0, rule.documents), (0, rule.documents), queries, keys, rule, query.device)
     if mask is not None:
@@ -126,9 +126,9 @@ def visible(
     rule: AttentionRule,
     device: torch.device,
 ) -> Tensor | None:
-    """Which queries see which keys, shape (queries, keys) or (batch, 1, queries, keys), True where visible; if the rule has
-    a mask, of the mask's type and broadcastable to (batch, heads, queries, keys). None: causal where both start at the same
-    position, else all. query, key: position of the first, and documents. device: of the result."""
+    """A mask of the keys that each query sees: bool, shape (queries, keys) or (batch, 1, queries, keys); if the rule has a
+    mask, of that type, and broadcastable to (batch, heads, queries, keys). None: if both start at the same position, the
+    causal mask; otherwise all keys. query, key: (position of the first, documents). device: of the mask."""
     (first, ours), (start, theirs) = query, key
     mask = None if rule.mask is None else rule.mask[..., start : start + keys]
     if ours is None and (rule.window is None or rule.window >= first + queries - start):
@@ -144,18 +144,18 @@ def visible(
 
 
 def both(mask: Tensor, seen: Tensor) -> Tensor:
-    """A mask, bool or additive, that also hides the keys that `seen` excludes."""
+    """A mask (bool, or added to scores) that hides what `mask` hides and what is not `seen`."""
     return mask & seen if mask.dtype == torch.bool else mask.where(seen, -torch.inf)
 
 
 def hidden(mask: Tensor) -> Tensor:
-    """The keys that a mask hides: False, or close to -inf."""
+    """Which keys a mask hides: False, or as good as -inf."""
     return ~mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min / 2
 
 
 def mask_of_slice(mask: Tensor | None, first: int, queries: int) -> Tensor | None:
-    """The part of torch's mask, given for the whole sequence or for the slice's queries alone, for these queries and all
-    keys up to them. first: start of the slice. Raises BadInput for a mask that is too short, or shows later keys."""
+    """The part of torch's attn_mask, for a whole sequence or the slice's queries, for these queries and all keys up to them.
+    first: the position of the slice. Raises BadInput for a mask that is too short, or does not hide later keys."""
     if mask is None:
         return None
     _check_type(mask)
@@ -177,14 +177,14 @@ def mask_of_slice(mask: Tensor | None, first: int, queries: int) -> Tensor | Non
 
 
 def _first_of(mask: Tensor, queries: int, keys: int) -> Tensor:
-    """The part of a longer sequence's mask for the first tokens, also if it has only their rows, provided that it hides all
-    later keys."""
+    """The part of a longer sequence's mask for the first `queries` and `keys`. A mask with only these rows is cut too, if it
+    hides all later keys."""
     if mask.shape[-1] > keys and (mask.shape[-2] > queries or bool(hidden(mask[..., keys:]).all())):
         return mask[..., :queries, :keys]
     return mask
 
 
-SETTINGS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # of torch's function
+SETTINGS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # arguments of torch's function
 
 
 def _check_settings(mask: Tensor | None, settings: dict[str, Any]) -> None:

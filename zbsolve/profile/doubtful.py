@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
-from ..features.cuts import cuts_of
-from ..features.slices import slice_times
+from ..features.cuts import WHOLE
+from ..features.slices import slice_times, timed_slices
 from ..layer import Layer, layer_ranges
 from ..util.text import printable
 from .profile import Profile
@@ -105,35 +104,17 @@ def stage_errors_note(profile: Profile, counts: Sequence[int], fused: bool) -> s
 
 def _farthest(profile: Profile, groups: Sequence[tuple[str, list[Layer]]], kinds: Sequence[str], small: float) -> str:
     """A note about the layers and the kind of pass whose slices differ most, in µs, from their lines. small: see `SMALL`."""
-    cuts, errors, far = _cuts(profile), _errors(profile), list[tuple[float, float, str]]()
+    cuts, named = timed_slices(profile) or (WHOLE, {})
+    errors = {replace(layer, name=""): named[layer.name] for layer in profile.layers if layer.name in named}
+    far = list[tuple[float, float, str]]()
     for kind in kinds if errors else ():
         times = {layer: sum(slice_times([layer], kind, cuts)) for layer in profile.layers}
         least = small * sum(times[layer] for layer in profile.layers)
         for name, layers in groups:
-            apart = sum(errors.get(_alike(layer), {}).get(kind, 0.0) * times[layer] for layer in layers)
+            apart = sum(errors.get(replace(layer, name=""), {}).get(kind, 0.0) * times[layer] for layer in layers)
             if apart > NOTABLE_ERROR * (total := sum(times[layer] for layer in layers)) and total > least:
                 far.append((apart, apart / total, f"{kind} of {name}"))
     if not far:
         return ""
     _, share, what = max(far)
     return f"slices: {what} was timed up to {share:.0%} apart from the lines that its slices take times from: {ADVICE}"
-
-
-def _cuts(profile: Profile) -> Any:
-    """The cuts of the slices that were timed; () where there are none."""
-    facts = profile.facts.get("slices")
-    lengths = facts.get("lengths") if isinstance(facts, dict) else None
-    return cuts_of([float(length) for length in lengths], profile.layers) if lengths else ()
-
-
-def _errors(profile: Profile) -> dict[Layer, dict[str, float]]:
-    """Layer (of any name) → kind → the largest difference of a timed slice from its line, as a share of the line."""
-    facts = profile.facts.get("slices")
-    named = facts.get("line_errors") if isinstance(facts, dict) and facts.get("lengths") else None
-    if not isinstance(named, dict):
-        return {}
-    return {_alike(layer): named[layer.name] for layer in profile.layers if isinstance(named.get(layer.name), dict)}
-
-
-def _alike(layer: Layer) -> Layer:
-    return replace(layer, name="")

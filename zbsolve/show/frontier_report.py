@@ -1,4 +1,4 @@
-"""The frontier over memory: as text, as a page with its picture, and as files."""
+"""The frontier over memory in words and numbers: as text, as a page with its picture, and as files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .pictures.files import PICTURES, save_drawing
 from .pictures.frontier import bubble_rate, curves_drawing, excess, frontier_drawing
 
 ENDINGS = (".json", *PICTURES, ".html")
-INSIDE = Style(title="", notes=False)  # for a picture inside a page, which has the text itself
-NEAR_BEST = 1.01  # times the best value: memory beyond that buys little
+INSIDE = Style(title="", notes=False)  # of a picture inside a page: the page has the title and the sentence itself
+NEAR_BEST = 1.01  # times the best value: more memory than such a step needs saves little
 
 
 class Report(NamedTuple):
-    """A report on frontiers: one line of model, ranks, microbatches, placement and objective; a sentence; the table with its
-    header; and the picture in a style."""
+    """A report of frontiers. headline: model, ranks, microbatches, placement and objective in one line. sentence: what the
+    picture shows. rows: the table, header first. drawing: style → picture."""
 
     headline: str
     sentence: str
@@ -34,7 +34,7 @@ class Report(NamedTuple):
 
 
 def report_of(frontier: Frontier | Curves) -> Report:
-    """The frontier over memory, or one for each way to keep activations, in words and numbers."""
+    """The report of a frontier over memory, or of `Curves`: a frontier for each way to keep activations."""
     first = frontier.first if isinstance(frontier, Curves) else frontier
     headline = (
         f"{printable(first.model)}: {first.objective} over memory a rank, {first.ranks} ranks, "
@@ -48,8 +48,8 @@ def report_of(frontier: Frontier | Curves) -> Report:
 
 
 def save_frontier(frontier: Frontier | Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
-    """Write frontiers as `.json` or `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
-    Raises BadInput for any other path."""
+    """Write frontiers as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
+    Raises BadInput otherwise."""
     check_frontier_path(path)
     if str(path).endswith(PICTURES):
         save_drawing(report_of(frontier).drawing(style), path)
@@ -60,19 +60,19 @@ def save_frontier(frontier: Frontier | Curves, path: str | os.PathLike[str], sty
 
 
 def check_frontier_path(path: str | os.PathLike[str]) -> None:
-    """Raise BadInput for a path that `save_frontier` cannot write, before the search."""
+    """Raise BadInput for a path that `save_frontier` cannot write, before any time is spent."""
     if str(path) != "-" and not str(path).endswith(ENDINGS):
         raise BadInput(f"{path}: unknown ending; one of {' '.join(ENDINGS)}")
 
 
 def frontier_as_page(frontier: Frontier | Curves) -> str:
-    """The picture and its table as one self-contained HTML page."""
+    """The picture and its table as one HTML page that loads no other file."""
     headline, sentence, rows, drawing = report_of(frontier)
     return render("frontier.html", title=headline, picture=picture(to_svg(drawing(INSIDE))), sentence=sentence, rows=rows)
 
 
 def frontier_as_text(frontier: Frontier | Curves) -> str:
-    """The table as text, and its conclusion."""
+    """The table as text, and the sentence below it."""
     report, first = report_of(frontier), frontier.first if isinstance(frontier, Curves) else frontier
     note = printable(times_note(first.source))
     return "\n".join([*filter(None, [note]), *aligned(report.rows, left=(-1,)), report.sentence]) + "\n"
@@ -94,7 +94,7 @@ def _sentence(frontier: Frontier) -> str:
 
 
 def _rows(frontier: Frontier) -> list[tuple[str, ...]]:
-    """The table: a header, then points and named schedules in order of memory."""
+    """The table: a header, then points and named schedules by rising memory."""
     rows: list[tuple[int, tuple[str, ...]]] = []
     values = *(point.value for point in frontier.points), *(named.value for named in frontier.named)
     unit, show = time_unit(max(values))
@@ -110,13 +110,13 @@ def _rows(frontier: Frontier) -> list[tuple[str, ...]]:
 
 
 def _best(frontier: Frontier, memory: int) -> Point | None:
-    """The point with the least value within this much memory."""
+    """The point with the least value that fits into `memory` bytes."""
     fitting = [point for point in frontier.points if point.memory <= memory]
     return min(fitting, default=None, key=lambda point: point.value)
 
 
 def _curve_rows(curves: Curves) -> list[tuple[str, ...]]:
-    """The table: a header, then a row per memory limit; the last column has the choice of the row's shortest step."""
+    """The table: a header, then a row for each memory limit; the last column names the choice of the row's shortest step."""
     frontiers = curves.frontiers.values()
     rows: list[tuple[str, ...]] = [("memory", *curves.frontiers, "chosen")]
     for memory in sorted({point.memory for frontier in frontiers for point in frontier.points}):
@@ -128,7 +128,7 @@ def _curve_rows(curves: Curves) -> list[tuple[str, ...]]:
 
 
 def _curves_sentence(curves: Curves) -> str:
-    """The picture's message in words: where each curve begins, and the cost of staying within the device's memory."""
+    """The picture in words: the least memory of each curve, and its step time with the device's memory."""
     begins = [
         f"{name} from {format_bytes(frontier.points[0].memory)} ({format_time(frontier.points[0].value)})"
         for name, frontier in curves.frontiers.items()

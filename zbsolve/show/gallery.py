@@ -1,4 +1,4 @@
-"""Every system's schedule on one page and one time scale, with its formulas and its measured values."""
+"""Every system's schedule on one page and one time scale, with its published formulas and its bubble and peak here."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .pictures.drawing import Style, to_svg
 from .pictures.schedule import schedule_drawing
 
 PASS_TIME = 600  # µs of each of F, B and W of one rank's share of a microbatch, however many chunks it is in
-STEADY_ROUNDS = 6  # microbatches per rank: enough of the steady state to see the repetition
-MAX_SIZE = 20_000  # ranks times microbatches: takes half a minute, 0.7 GB
-HELD_BYTES = 600  # held by a rank's share of a microbatch, half of them until B
+STEADY_ROUNDS = 6  # microbatches a rank: enough to see the period of the steady state
+MAX_SIZE = 20_000  # ranks times microbatches: takes half a minute and 0.7 GB
+HELD_BYTES = 600  # of a rank's share of a microbatch, half of them held until B, half until W
 HEAD = ("system", "placement", "bubble", "activations", "weights", "of makespan", "of span", "peak")  # of `_cells`
 
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """One system's schedule: `peak`, maximum microbatches held on the fullest and emptiest rank; bubbles as a share of the
-    makespan, of the span and, for systems without a flush, of the steady state's period."""
+    """A system's schedule of the step. peak: the most microbatches that the fullest and the emptiest rank hold. Bubbles are
+    shares of the makespan, of the span, and of the period of the steady state (None for systems without one)."""
 
     system: System
     schedule: Schedule
@@ -38,7 +38,7 @@ class Exhibit:
     period_bubble: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The system's description, and the numbers."""
+        """The system's words, and the numbers."""
         return {
             **self.system.words,
             "makespan": int(self.schedule.timeline().makespan),
@@ -51,19 +51,19 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A system that is not defined for the step's numbers, and why."""
+    """A system that has no schedule for so many ranks or microbatches, and why."""
 
     system: System
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        """Its name, and the reason."""
+        """Its name, and why."""
         return {"name": self.system.name, "absent": self.why}
 
 
 def exhibits(ranks: int = 4, microbatches: int = 8) -> tuple[tuple[Exhibit, ...], tuple[Absent, ...]]:
-    """Every system on the same step: F = B = W = 600 µs per rank and microbatch, no communication; and those that do not
-    support these numbers of ranks or microbatches. Raises BadInput for numbers below 1, or too large ones."""
+    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, no communication; and the systems that have
+    no schedule for it. Raises BadInput for less than one rank or microbatch, and for too many."""
     if ranks < 1 or microbatches < 1:
         raise BadInput(f"systems: at least 1 rank and 1 microbatch are needed, got {ranks} and {microbatches}")
     if (size := ranks * max(microbatches, STEADY_ROUNDS * ranks)) > MAX_SIZE:
@@ -101,7 +101,7 @@ def _exhibit(system: System, ranks: int, microbatches: int) -> Exhibit:
 
 
 def gallery_as_text(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
-    """The systems as lines for a terminal, followed by the absent ones and why."""
+    """The systems as lines for a terminal; below, which are absent and why."""
     lines = aligned([HEAD, *(_cells(exhibit) for exhibit in shown)], left=range(len(HEAD)))
     lines += [
         f"{exhibit.system.name}: in the steady state, without an end, a bubble of {exhibit.period_bubble:.2%}"
@@ -119,9 +119,9 @@ def _cells(exhibit: Exhibit) -> tuple[str, ...]:
 
 
 def gallery_as_page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
-    """One self-contained HTML page."""
+    """One HTML page that loads no other file."""
     values = [float(exhibit.schedule.timeline().makespan) for exhibit in shown]
-    longest = max(value for value in values if value <= 2 * min(values))  # longer ones get their own scale
+    longest = max(value for value in values if value <= 2 * min(values))  # longer schedules have their own time scale
     problem = shown[0].schedule.problem
     ranks, microbatches = problem.ranks, problem.microbatches
     title = f"Pipeline schedules: {ranks} ranks, {microbatches} microbatches, F = B = W"
@@ -131,7 +131,7 @@ def gallery_as_page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> 
 
 
 def _card(exhibit: Exhibit, longest: float) -> dict[str, Any]:
-    """The page's entry for one system: description, numbers, and its picture on a scale of `longest` µs if it fits."""
+    """What the page shows of one system: name, numbers, and picture, on a scale of `longest` µs if the schedule fits."""
     s, timeline = exhibit.system, exhibit.schedule.timeline()
     facts = (
         ("placement", s.placement),

@@ -1,4 +1,4 @@
-"""Runs in words: what ran, the times of stages, stalls, what the step could be, changes since a profile."""
+"""Measured runs in words: what ran, times of stages, stalls, how short the step could be, changes since a profile."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..trace import Trace
 from ..util.statistics import quartiles
 from ..util.text import aligned, exact_time, format_bytes, format_gap, format_time, printable
 
-MAX_STALLS = 5  # reported at most
-NOTABLE_ERROR = 0.02  # of a step: smaller errors are not reported
-MAX_STAGES = 32  # listed one per line
+MAX_STALLS = 5  # stalls that are shown
+NOTABLE_ERROR = 0.02  # of a step: smaller errors of the replay are not mentioned
+MAX_STAGES = 32  # stages with a row in the table
 
 
 def _stalls(trace: Trace, stalls: tuple[Stall, ...]) -> Iterator[str]:
-    """A line per stall, for the longest few."""
+    """A line a stall, the longest few."""
     names = trace.facts.get("steps")
     for stall in stalls[:MAX_STALLS]:
         step = names[stall.step] if isinstance(names, list) else stall.step
@@ -39,9 +39,9 @@ def _stalls(trace: Trace, stalls: tuple[Stall, ...]) -> Iterator[str]:
 
 
 def _messages_and_lengths(trace: Trace) -> Iterator[str]:
-    """A line if messages blocked their senders in the run: how long ranks were idle after such passes. One if microbatches
-    differ in length: how well one factor per microbatch explains it. And one if steps replayed with their own times are
-    notably shorter or longer: then the run has causes that are not reported."""
+    """Up to three lines. Where sends blocked their rank: the idle time after passes that send, and after others. Where
+    microbatches differ in length: how well one factor for each explains the times. Where the replay of steps (see
+    `Trace.replayed`) is notably shorter or longer than measured: by how much."""
     gaps, factors, off = trace.facts.get("blocking"), trace.facts.get("microbatch_factors"), trace.replay_error()
     if isinstance(gaps, dict):
         sending, silent, message = (format_time(gaps[name]) for name in ("sending", "silent", "message"))
@@ -61,8 +61,8 @@ def _messages_and_lengths(trace: Trace) -> Iterator[str]:
 
 
 def stage_times(trace: Trace) -> list[dict[str, Any]]:
-    """For each stage: its ranks; for each of its kinds of compute pass the median and the quartiles over all microbatches
-    and steps, µs; and the message to the next stage, as in the problem (None after the last, and within a rank)."""
+    """For each stage: its ranks; for each kind of compute pass the median and the quartiles over all microbatches and steps,
+    µs; and the problem's time of the message to the next stage (None for the last stage, and within a rank)."""
     problem = trace.problem
     p, e = problem.passes, problem.edges
     times = trace.computed()
@@ -78,7 +78,7 @@ def stage_times(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _stages(trace: Trace) -> list[str]:
-    """A table of stage times: medians, and half of the interquartile range as a share of them."""
+    """A table of stages' times: medians, and half of the interquartile range relative to the median."""
     times = stage_times(trace)
     kinds = [kind for kind in KINDS if any(kind in row["passes"] for row in times)]
     rows = [("stage", "rank", *(f"{kind}, ms" for kind in kinds), "message, ms")]
@@ -99,8 +99,8 @@ def _spread(passes: dict[str, Any] | None) -> str:
 
 
 def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
-    """The whole report of a run: what ran (format, ranks, placement, steps), what was left out, times of stages, effects of
-    messages and lengths, stalls."""
+    """The report of a run: what ran (format, ranks, placement, steps), what was left out, the times of stages, the effect of
+    messages and of microbatches' lengths, and stalls."""
     problem, facts = trace.problem, trace.facts
     routes = problem.model_routes
     placement = describe(routes[0]) if len(routes) == 1 else "several routes"
@@ -115,7 +115,7 @@ def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
 
 
 def today_line(today: Today) -> str:
-    """The result in one line."""
+    """One line: the measured step, the best schedule in the same memory, and what balanced stages would save."""
     text = f"today's step takes {format_time(today.measured)}, of which bubble {today.bubble:.1%}"
     lengths = "" if today.alike else ", microbatches as long as in this one"
     text += f" (its order by the medians of all steps{lengths}: {format_time(today.replayed)})"
@@ -146,7 +146,7 @@ def _proven(better: Better) -> str:
 
 
 def today_as_text(today: Today) -> str:
-    """The result, followed by each placement with value, bound and gap."""
+    """The answer, and below it each placement with value, bound and gap."""
     lines = [today_line(today)]
     if today.found:
         rows = [("placement", "step", "bound", "gap", "of today's order")]
@@ -162,7 +162,7 @@ def today_as_text(today: Today) -> str:
 
 
 def drift_as_text(changes: Drift) -> str:
-    """A row per layer, a column per kind; `*`: beyond the spread, `?`: too few samples to tell."""
+    """A row a layer, a column a kind; `*`: beyond the spread, `?`: too few samples to say."""
     kinds = [kind for kind in MEASURED if any(layer.what == kind for layer in changes.layers)]
     names = list(dict.fromkeys(layer.layer for layer in changes.layers))
     cells = {(change.layer, change.what): _cell(change) for change in (*changes.layers, *changes.total)}

@@ -1,4 +1,4 @@
-"""Schedules side by side: time and memory of each, where its time goes, and how its order differs from the first one's."""
+"""Compares schedules of the same work: step time, memory, where the time goes, and how the order differs from the first."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..util.text import first_difference, format_times
 if TYPE_CHECKING:
     from ..noise import UnderNoise
 
-PARTS = ("S", "FQ")  # kinds that contain a part of F or of a backward
+PARTS = ("S", "FQ")  # kinds that do a part of the work of F or of a backward
 BACKWARDS = ("B", "W", "BW")
 
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """One rank's share of a step, µs; the parts add up to the step's value.
+    """How one rank spends a step, µs; the parts add up to the step's value.
 
     work: its compute passes. warm_up: idle until its first backward starts, from the step's start. cool_down: idle after its
     last forward has ended, until the step's end. steady: idle between the two.
@@ -37,8 +37,8 @@ class TimeShares:
 
 @dataclass(frozen=True, slots=True)
 class OrderDifference:
-    """How an order differs from the first schedule's. `moved`: passes with another predecessor on their rank. `first`:
-    (rank, place, pass there, pass here), for each rank the first place where the two differ."""
+    """How an order differs from the first schedule's. moved: the number of passes that follow another pass on their rank
+    than in the first schedule. first: for each rank the first difference: (rank, place, its pass, this schedule's pass)."""
 
     moved: int
     first: tuple[tuple[int, int, str, str], ...]
@@ -48,10 +48,10 @@ class OrderDifference:
 class ComparedSchedule:
     """One schedule of a comparison.
 
-    value: of its problem's objective, µs. bubble: the share of that in which the busiest rank is idle. peaks: bytes of
-    activations per rank. ratio: value over the first schedule's. shares: where each rank's time goes. difference: None for
-    the first one, and for a schedule with other passes. other_times: in words, how its times differ from the first
-    schedule's, so that the ratio is not due to its order alone; or "".
+    value: makespan or span (the problem's objective), µs. bubble: the share of it in which the busiest rank is idle. peaks:
+    activation bytes of each rank. ratio: value over the first schedule's. shares: how each rank spends the step. difference:
+    None for the first schedule, and for one with other passes. other_times: a sentence if passes have other times than in
+    the first schedule, so that the ratio is not due to the order alone; otherwise "".
     """
 
     name: str
@@ -66,12 +66,12 @@ class ComparedSchedule:
 
     @property
     def certificate(self) -> Certificate | None:
-        """What is proven about it; None: nothing."""
+        """The schedule's certificate; None: nothing is proven."""
         return self.schedule.certificate
 
     @property
     def busiest(self) -> int:
-        """The rank with the most work, the first of several."""
+        """The rank with the most work, the first of equals."""
         return max(range(len(self.shares)), key=lambda rank: self.shares[rank].work)
 
     def to_json(self) -> dict[str, Any]:
@@ -86,8 +86,9 @@ class ComparedSchedule:
 
 @dataclass(frozen=True)
 class ScheduleComparison:
-    """Schedules of the same work in the order given; the first is the reference. `absent`: (name, why) of those that cannot
-    be compared. `objective`: "makespan" or "span". `noise`: their times under noise, if requested."""
+    """Schedules of the same work, in the order in which they were given; the others are compared with the first. absent:
+    (name, why) of those that are impossible. objective: "makespan" or "span". noise: step times where times of passes vary;
+    None: not asked for."""
 
     rows: tuple[ComparedSchedule, ...]
     absent: tuple[tuple[str, str], ...]
@@ -96,11 +97,11 @@ class ScheduleComparison:
 
     @property
     def best(self) -> ComparedSchedule:
-        """The one with the least value, the first of several."""
+        """The schedule with the least value, the first of several."""
         return min(self.rows, key=lambda row: row.value)
 
     def to_json(self) -> dict[str, Any]:
-        """All rows, and the absent ones with their reason."""
+        """All rows, and the impossible schedules with their reasons."""
         absent = [{"name": name, "why": why} for name, why in self.absent]
         rows = [row.to_json() for row in self.rows]
         noise = {} if self.noise is None else {"under_noise": self.noise.to_json()}
@@ -108,13 +109,13 @@ class ScheduleComparison:
 
 
 def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tuple[str, str]] = ()) -> ScheduleComparison:
-    """Schedules side by side, each compared with the first one.
+    """Compare schedules with the first one.
 
-    named: names with their schedules. Their problems may differ in placement and backward, but not in ranks, microbatches,
-        layers or objective: a schedule that does becomes absent.
-    absent: further names, each with the reason why it has no schedule.
+    named: (name, schedule). Their problems may differ in placement and backward, but not in ranks, microbatches, layers or
+        objective: such a schedule is put into `absent`.
+    absent: (name, why) of further schedules, which do not exist.
 
-    Raises BadInput if none is left.
+    Raises BadInput if `named` is empty.
     """
     if not named:
         raise BadInput("compare: " + "; ".join(f"{name}: {why}" for name, why in absent))
@@ -129,8 +130,8 @@ def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tu
 
 
 def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...]:
-    """The rows with the highest bound proven for any schedule of the same problem. A row with a smaller value keeps its own:
-    a bound assumes lanes in table order, and its lanes may run in another order."""
+    """The rows with the highest bound that was proven with any schedule of the same problem. A row that is shorter than it
+    keeps its own: the bound is for lanes in the table's order, and the row's order may differ from that."""
     highest: dict[str, Certificate] = {}
     for row in rows:
         if row.certificate is not None:
@@ -146,7 +147,7 @@ def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSched
 
 
 def _other_work(first: Schedule, schedule: Schedule) -> str:
-    """Why two schedules do not have the same work, or ""."""
+    """Why two schedules are not of the same work, or ""."""
     a, b = first.problem, schedule.problem
     if a.objective != b.objective:
         return f"its objective is {b.objective}, not {a.objective}"
@@ -188,7 +189,7 @@ def time_shares(schedule: Schedule, rank: int) -> TimeShares:
 
 
 def _difference(first: Schedule, schedule: Schedule) -> OrderDifference | None:
-    """None for the first one itself, and for other passes."""
+    """How the order differs from the first one's; None for the first schedule itself, and for one with other passes."""
     if schedule is first or sorted(first.problem.names) != sorted(schedule.problem.names):
         return None
     before = _followed(first)
@@ -201,10 +202,10 @@ def _difference(first: Schedule, schedule: Schedule) -> OrderDifference | None:
 
 
 def other_times(first: Problem, problem: Problem) -> str:
-    """Describes how two problems of the same work differ in times; "" if no difference is found.
+    """A sentence on how the times of two problems of the same work differ; "" if no difference is found.
 
-    With the same passes of the same layers each time is compared. Otherwise the total over all layers is compared for each
-    kind that both have completely: then only rounding makes small differences.
+    With the same passes and the same layers, each pass and each message is compared. Otherwise the sum over all passes of a
+    kind, for kinds that do the same work in both problems; these sums may differ by rounding.
     """
     if problem is first:
         return ""
@@ -213,7 +214,7 @@ def other_times(first: Problem, problem: Problem) -> str:
     if any((kind in first.passes.kinds) != (kind in problem.passes.kinds) for kind in PARTS):
         return ""
     kinds = set(first.passes.kinds)
-    whole = first.passes.kinds == problem.passes.kinds and not {"B", "BW"} <= kinds  # else their parts differ
+    whole = first.passes.kinds == problem.passes.kinds and not {"B", "BW"} <= kinds  # otherwise kinds do different work
     for kind in ("F", *(BACKWARDS if whole else ())):
         rows = first.rows(kind), problem.rows(kind)
         there, here = (
@@ -226,7 +227,7 @@ def other_times(first: Problem, problem: Problem) -> str:
 
 
 def _one_by_one(first: Problem, problem: Problem) -> str:
-    """The first pass or message whose time differs between two problems with the same passes; or ""."""
+    """A sentence on the first pass, or message, with another time in two problems with the same passes; or ""."""
     other = np.flatnonzero(first.passes.duration != problem.passes.duration)
     if len(other):
         i = int(other[0])
@@ -247,6 +248,6 @@ def _lags(problem: Problem) -> dict[tuple[int, int], int]:
 
 
 def _followed(schedule: Schedule) -> dict[str, str | None]:
-    """Pass → the pass before it on its compute stream, None for the first one."""
+    """Name of a pass → name of the pass before it on its compute stream; None for the first pass."""
     streams = [names for stream, names in schedule.order.items() if stream.startswith("compute:")]
     return {b: a for names in streams for a, b in pairwise((None, *names)) if b is not None}

@@ -15,8 +15,8 @@ from ...models.losses import auxiliary_loss, auxiliary_losses, without_metrics
 from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
-from ..base.torch_private import gradient_edge, run_backward, version_of
-from ..base.values import checked, detached, gradients_of, release_memory, trained
+from ..base.torch_private import gradient_edge, hooked, run_backward, version_of
+from ..base.values import checked, detached, gradients_of, release_memory, tensors_of, trained
 from .deferral import Deferral, Queue, run_queue
 from .replay import torch_generators
 from .split import defer
@@ -78,6 +78,8 @@ class LayerSplit:
         x = detached(x)
         with self.deferral.during(split), auxiliary_losses() as extra:
             y = self._run(x, target, seed)
+        if not isinstance(x, Tensor) and any(map(hooked, tensors_of(x))):  # other stages may use the same tensor
+            raise BadInput("a layer hooks one of several tensors, where a stage sees a part of its gradient: clone it")
         roots, total = [gradient_edge(leaf) for leaf in trained(y)], extra.total
         more = (total.detach(), gradient_edge(total)) if total is not None and total.requires_grad else None
         if total is not None:

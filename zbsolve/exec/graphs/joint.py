@@ -116,16 +116,18 @@ class _Whole(nn.Module):
 
 
 def _views(joint: Joint, trained: Collection[Role]) -> frozenset[int]:
-    """Leaves of the outputs that are views of an input or a parameter that requires a gradient."""
+    """Leaves of the outputs that are views of another output, or of an input or a parameter that requires a gradient."""
     known = {role.key for role in joint.takes.values() if role.kind == "tangent"} | joint.passed.keys()
     views = set[int]()
     (output,) = joint.graph.graph.find_nodes(op="output")
-    for value, role in zip(output.args[0], joint.gives, strict=True):
-        if role.kind != "output" or role.key in known or not role.has_numbers or not isinstance(value, fx.Node):
+    pairs = [pair for pair in zip(output.args[0], joint.gives, strict=True) if pair[1].kind == "output"]
+    others = {value for value, role in pairs if role.key in known}
+    for value, role in pairs:
+        if role.key in known or not role.has_numbers or not isinstance(value, fx.Node):
             continue
-        while value.op == "call_function" and getattr(value.target, "is_view", False):
+        while value.op == "call_function" and getattr(value.target, "is_view", False) and value not in others:
             value = value.all_input_nodes[0]
-        if joint.takes.get(value.name, NOTHING).whole in trained:
+        if value in others or joint.takes.get(value.name, NOTHING).whole in trained:
             views.add(int(role.key))
     return frozenset(views)
 
@@ -160,6 +162,9 @@ def _described(joint: Any, trained: Collection[int]) -> Joint:
     takes = {node.name: _named(_input_role(node.meta["desc"])) for node in graph.graph.find_nodes(op="placeholder")}
     (output,) = graph.graph.find_nodes(op="output")
     gives = tuple(_named(_output_role(desc)) for desc in output.meta["desc"])
+    values = (value.meta.get("val") for value in output.args[0] if isinstance(value, fx.Node))
+    if any(isinstance(value, Tensor) and value.layout != torch.strided for value in values):
+        raise Untraceable("the graph makes a sparse gradient or output")
     forwards = 1 + max((i for i, role in enumerate(gives) if role.kind in ("output", "mutation")), default=-1)
     passed = {
         int(role.key): int(of.key)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ...models.losses import auxiliary_losses
 from ..backward.layer_split import run_layers
@@ -27,6 +28,7 @@ from ..base.values import (
     leaves_of,
     local,
     own_type,
+    tensors_of,
     wrapped_modules,
 )
 from .graph_split import Graphs, GraphSplit, graphs_of
@@ -54,6 +56,8 @@ class SharedGraphs:
         known = self._found.get(wanted)
         if known is not None:
             return GraphSplit(layer, number, known)
+        if any(isinstance(part, torch.jit.ScriptModule) for part in layer.modules()):
+            raise Untraceable(f"{own_type(layer).__name__} is a script, which no graph goes through")
         with undisturbed(layer):
             part = GraphSplit(layer, number, self.make(unsharded_view(layer), x))
         check_forward(layer, number, part, x, seed)
@@ -70,19 +74,25 @@ def shared_key(layer: nn.Module, x: Any) -> Any:
 def check_forward(layer: nn.Module, number: int, part: Split, x: Any, seed: int) -> None:
     """Raise Untraceable where `part` gives other outputs than `layer`, or leaves other buffers: a trace may have taken
     something for constant that is not."""
+    given = detached(x)
     with undisturbed(layer), as_written(), auxiliary_losses() as extra:
-        right = _outcome(layer, (run_layers([layer], detached(x), number, seed), extra.total))
+        right = _outcome(layer, (run_layers([layer], given, number, seed), extra.total))
+    if any(map(private.hooked, tensors_of(given))):
+        raise Untraceable(f"{type(layer).__name__} puts hooks on its input, which graphs do not run")
     with undisturbed(layer), auxiliary_losses() as extra:
         made = _outcome(layer, (part.forward(x, None, split=True, seed=seed)[0], extra.total))
-    for what in ("output", "buffer"):
+    for what in ("output", "gradient", "buffer"):
         pairs = zip(made[what].items(), right[what].items(), strict=True)
         for (name, value), (_, other) in pairs:
             if not _alike(value, other):
-                raise Untraceable(f"{type(layer).__name__}'s graph gives another {what} {name} than eager mode")
+                which = f"gradient of output {name}" if what == "gradient" else f"{what} {name}"
+                raise Untraceable(f"{type(layer).__name__}'s graph gives another {which} than eager mode")
 
 
 def _outcome(layer: nn.Module, y: Any) -> dict[str, dict[Any, Any]]:
-    return {"output": dict(enumerate(leaves_of(constant(y)))), "buffer": dict(layer.named_buffers())}
+    # What layers add to the loss is handed on detached (see `Split`), so outputs alone say whether they need a gradient.
+    needs = dict(enumerate(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves_of(y[0])))
+    return {"output": dict(enumerate(leaves_of(constant(y)))), "gradient": needs, "buffer": dict(layer.named_buffers())}
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -163,6 +173,8 @@ class Keys:
 
     def _held(self, tensor: Tensor | None) -> Any:
         """The key of a tensor; its number shows if it is tied inside the block."""
+        if tensor is not None and is_lazy(tensor):  # its key changes with the first forward
+            raise Unknown
         return None if tensor is None else (self._seen.setdefault(id(tensor), len(self._seen)), tensor_key(tensor))
 
     def _value(self, value: Any) -> Any:

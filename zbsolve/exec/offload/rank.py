@@ -76,7 +76,7 @@ class Offload(Part):
         shared = any(action.hears for program in c.own.programs for action in program.actions)
         signals = _signals(c) if shared and c.hooks.emulated is None else None  # an emulated device has a clock for that
         buffers = buffers_of(c.own.program)
-        return cls(c.device, buffers, c.seconds, signals, shared) if buffers else None
+        return cls(c.device, buffers, c.peers.timeout.total_seconds(), signals, shared) if buffers else None
 
     def begin(self, data: Any = None) -> None:
         if self.side.launched:  # work of a failed step still uses memory
@@ -208,7 +208,7 @@ def _signals(c: Connecting) -> Signals:
     problem = c.problem
     ranks = dict(zip(problem.names, problem.passes.rank.tolist(), strict=True))
     cells = shared_cells(c.wires, (len(problem.names),), "offload: copies wait for those of other ranks")
-    return Signals(cells, problem.index, ranks, c.seconds)
+    return Signals(cells, problem.index, ranks, c.peers.timeout.total_seconds())
 
 
 def _copy_back(targets: list[tuple[Tensor, int]], away: _Away) -> None:

@@ -55,8 +55,8 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     what = check.weight if pipeline.view.step.round > 0 else check.gradient
     pipeline.wait_gradients()
     (loss,) = mean_over_data(pipeline, [loss])
-    own, shards = values(pipeline.layers, what), pipeline.vocabulary.values(what)
-    own |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
+    own, cut = values(pipeline.layers, what), pipeline.whole.values(what)
+    own |= {place: value for place, value in cut.items() if place[0] in pipeline.layers}
     if mesh is not None and mesh.place:
         return None  # the first pipeline's gradients are everybody's
     reference = partial(_reference, pipeline, model.name, seed, update, 1 if mesh is None else mesh.places)

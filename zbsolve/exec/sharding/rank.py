@@ -187,10 +187,10 @@ class _Forwards(Sharding):
             stage.close()
 
 
-def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int]) -> Own:
-    """`own`, with the parameters that FSDP shards. replicas: the process group of replicas, if any. pipeline: the ranks of
-    this one. Raises BadInput naming rank and stage where sharding does not fit the other arguments."""
+def with_sharded(own: Own, given: Given) -> Own:
+    """`own`, with the parameters that FSDP shards. Raises BadInput naming rank and stage where sharding does not fit."""
     sharded, rank = ShardedParameters(), own.program.rank
+    pipeline = dist.get_process_group_ranks(given.group)
     for s in own.program.stages:
         layers, mesh = {i: own.layers[i] for i in layer_numbers(own.counts, [s])}, given.mesh
         try:
@@ -207,11 +207,11 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
             (step.slices > 1, ", but sequences are cut into slices"),
             (barriers_of(step), ", but the vocabulary is sharded over the ranks of the pipeline"),
             (
-                replicas is not None and given.mesh is None,
+                given.replicas is not None and given.mesh is None,
                 ", and replicas would average its gradients again: take a mesh of two dimensions for both",
             ),
             (
-                replicas is not None and given.parallelize is None,
+                given.replicas is not None and given.parallelize is None,
                 " before the mesh's pipelines had the same values: do that in parallelize",
             ),
         ):

@@ -176,12 +176,10 @@ class Slices(Part):
         return Slices(self.rank, stages, self._rounds)
 
 
-def check_sliced(problem: Problem, split: str) -> None:
-    """Raise BadInput for a way to split the backward that does not go with slices."""
-    if problem.slices > 1 and split != "layers":
+def sliced_loss(problem: Problem, loss: Loss | None, split: str) -> Loss | None:
+    """The loss of the stages, for slices if the step has any. Raises BadInput for a `split` that does not go with slices."""
+    if problem.slices == 1:
+        return loss
+    if split != "layers":
         raise BadInput(f"split: '{split}' does not know slices, whose keys and values lie outside of a layer's graph")
-
-
-def sliced_loss(problem: Problem, loss: Loss | None) -> Loss | None:
-    """The loss of the stages, for slices if the step has any."""
-    return loss if loss is None or problem.slices == 1 else SliceLoss(loss)
+    return None if loss is None else SliceLoss(loss)

@@ -17,10 +17,9 @@ from ...models.model import Place
 from ...problem import Problem
 from ...util.errors import BadInput
 from ..backward.deferral import accumulate
-from ..base.torch_private import default_group
-from ..base.values import Layout, full, local
+from ..base.values import Layout, full
 from ..check import Value
-from ..connecting import Given, Own
+from ..connecting import Given, Own, Whole
 from .loss import embedding_of, recognised
 from .shard import OutputShard, readable, shard_rows
 
@@ -166,7 +165,8 @@ def with_shard(own: Own, given: Given) -> Own:
     kept = {i: layer for i, layer in layers.items() if names[i] in own.module}
     whole = nn.ModuleDict({names[i]: layer for i, layer in kept.items()} | {NAME: module})
     tied = tuple(group for group in own.tied if not shard.has(group))
-    return replace(own, layers=kept, module=whole, tied=tied, loss=None, made={**own.made, Shard: shard})
+    made, known = {**own.made, Shard: shard}, WholeVocabulary(shard, names, given.group, given.device)
+    return replace(own, layers=kept, module=whole, tied=tied, loss=None, made=made, whole=known)
 
 
 class _Rows(nn.Module):
@@ -293,62 +293,34 @@ def _copied(layer: nn.Module, path: str, other: nn.Module) -> nn.Module:
     return deepcopy(layer, memo | {id(layer.get_submodule(path)): other})
 
 
-class WholeVocabulary:
-    """Maps the parameters of a rank's shard to those of the whole model. shard: None where the vocabulary is not sharded,
-    and names and values stay as they are. names: of all layers. group: the pipeline's process group; None: the default
-    one."""
+class WholeVocabulary(Whole):
+    """Maps the parameters of a rank's shard. names: of all layers. group: the pipeline's process group."""
 
-    def __init__(self, shard: Shard | None, names: Sequence[str], group: Any, device: torch.device) -> None:
+    def __init__(self, shard: Shard, names: Sequence[str], group: Any, device: torch.device) -> None:
+        super().__init__({f"{NAME}.{own}": [f"{names[i]}.{path}" for i, path in at] for own, at in shard.places.items()})
         self.shard, self.group, self.device = shard, group, device
-        self.places = {} if shard is None else shard.places
-        self.keys = {f"{NAME}.{own}": [f"{names[i]}.{path}" for i, path in at] for own, at in self.places.items()}
-        self._own = {key: own.removeprefix(f"{NAME}.") for own, keys in self.keys.items() for key in keys}
 
     @cached_property
     def _mesh(self) -> Any:
         from torch.distributed.device_mesh import DeviceMesh
 
-        return DeviceMesh.from_group(default_group() if self.group is None else self.group, self.device.type)
-
-    def has(self, name: str) -> bool:
-        """Is this name in the whole model that of a sharded parameter?"""
-        return name in self._own
-
-    def part(self, name: str) -> nn.Parameter:
-        """This rank's shard of it."""
-        assert self.shard is not None
-        return self.shard.module.get_parameter(self._own[name])
-
-    def whole_names(self, names: Sequence[str]) -> list[str]:
-        """From the names of a parameter among this rank's modules to those in the whole model."""
-        return [key for name in names for key in self.keys.get(name, [name])]
+        return DeviceMesh.from_group(self.group, self.device.type)
 
     def spread(self, name: str, part: Tensor) -> Any:
-        """This rank's shard `part` of the parameter `name` as a DTensor of the whole; other parameters unchanged."""
         from torch.distributed.tensor import Shard as Rows
 
-        if self.shard is None or not self.has(name):
+        if name not in self.cut:
             return part
-        return Layout(self._mesh, (Rows(0),), self.shard.shapes[self._own[name]]).whole(part.detach())
-
-    def state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A state dict of this rank's modules with the whole model's names, and DTensors for sharded parameters."""
-        whole: dict[str, Any] = {name: value for name, value in state.items() if name not in self.keys}
-        for own, keys in self.keys.items():
-            whole |= dict.fromkeys(keys, self.spread(keys[0], state[own]))
-        return whole
-
-    def own_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The inverse of `state`."""
-        own_values = {name: value for name, value in state.items() if not self.has(name)}
-        return own_values | {own: local(state[keys[0]]) for own, keys in self.keys.items()}
+        own = self.cut[name].removeprefix(f"{NAME}.")
+        if part.shape != self.shard.module.get_parameter(own).shape:
+            raise BadInput(f"{name}, which is sharded, has another shape: {tuple(part.shape)}")
+        return Layout(self._mesh, (Rows(0),), self.shard.shapes[own]).whole(part.detach())
 
     def values(self, what: Callable[[nn.Parameter], Tensor | None]) -> dict[Place, Value]:
-        """Place in the whole model → `what` of the whole parameter. All ranks call this together."""
         compared: dict[Place, Value] = {}
-        for own, places in self.places.items():
+        for own, places in self.shard.places.items():
             name, *_ = self.keys[f"{NAME}.{own}"]
-            if (p := self.part(name)).requires_grad:
+            if (p := self.shard.module.get_parameter(own)).requires_grad:
                 part = what(p)
                 whole = None if part is None else full(self.spread(name, part))
                 compared |= dict.fromkeys(places, Value(whole, p.dtype))

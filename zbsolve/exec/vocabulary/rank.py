@@ -25,7 +25,6 @@ from ...util.errors import BadInput
 from ..base.handler import Graph, Handler, side_work_of
 from ..base.part import Part, RankState, Run, share_of_loss
 from ..base.program import Action
-from ..base.torch_private import default_group
 from ..choices import BACKENDS
 from ..connecting import Connecting
 from ..device.copying import SideWork
@@ -52,9 +51,8 @@ class Collectives(SideWork):
 
     @classmethod
     def of(cls, group: Any, device: torch.device, timeout: timedelta, emulated: Any = None) -> Collectives:
-        """The collectives of a pipeline's process group. All its ranks call this. On a GPU raises TimeoutError if one does
-        not."""
-        ranks = dist.get_process_group_ranks(default_group() if group is None else group)
+        """The collectives of a pipeline's process group; all its ranks call this. On a GPU may raise TimeoutError."""
+        ranks = dist.get_process_group_ranks(group)
         own = dist.new_group(
             ranks, timeout, BACKENDS[device.type], use_local_synchronization=True, group_desc="zbsolve vocabulary"
         )
@@ -147,7 +145,8 @@ class VocabularyShard(Part):
             return None
         if shard.embedding is not None and 0 in c.stages:
             c.stages[0].takes_batch = False
-        return cls(shard, Collectives.of(c.group, c.device, c.peers.timeout, c.hooks.emulated), 1 / c.problem.microbatches)
+        collectives = Collectives.of(c.given.group, c.device, c.peers.timeout, c.hooks.emulated)
+        return cls(shard, collectives, 1 / c.problem.microbatches)
 
     def around(self, kind: str, run: Run) -> Run:
         """The last stage's outputs and their gradients pass through the shards, and so do the first stage's inputs if the
