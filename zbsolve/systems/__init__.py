@@ -1,4 +1,4 @@
-"""The schedules of the literature: one table of them; their orders are in modules by family."""
+"""The schedules of the literature: one table of them; their orders lie by family."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,5 @@
-"""Named schedules of one direction: GPipe, 1F1B, interleaved, zero-bubble, grouped interleaving, and PipeDream's."""
+"""Named schedules of one direction: GPipe, 1F1B, interleaved, the zero-bubble ones, grouped interleaving, and
+PipeDream's, which never flush."""
 
 from __future__ import annotations
 
@@ -33,9 +34,8 @@ def one_f_one_b(step: PlainStep) -> Rows:
 
 @rows_of("1f1b-split")
 def one_f_one_b_split(step: PlainStep) -> Rows:
-    """1F1B with a split backward: each W directly after its B, so that the previous rank waits only for B. It is ZB-H1
-    (arXiv
-    2401.10241, section 2.3) without deferred weight gradients."""
+    """1F1B with a split backward: each W directly behind its B, so that the rank before waits for B alone. It is ZB-H1
+    (arXiv 2401.10241, section 2.3) without weight gradients left for later."""
     if not step.split:
         raise BadInput("1f1b-split: needs B and W apart; with one backward BW the same order is 1f1b")
     return single(step, lambda rank: step.ranks - rank)
@@ -43,13 +43,13 @@ def one_f_one_b_split(step: PlainStep) -> Rows:
 
 @rows_of("zb-h1")
 def zb_h1(step: PlainStep) -> Rows:
-    """ZB-H1 (arXiv 2401.10241, section 2.3): the warm-up of 1F1B; rank r defers r weight gradients."""
+    """ZB-H1 (arXiv 2401.10241, section 2.3): the warm-up of 1F1B; rank r leaves r weight gradients for later."""
     return single(step, lambda rank: step.ranks - rank, lambda rank: rank)
 
 
 @rows_of("zb-h2")
 def zb_h2(step: PlainStep) -> Rows:
-    """ZB-H2 (arXiv 2401.10241, section 2.3): 2(p − r) − 1 forwards in warm-up; rank r defers 2r weight gradients."""
+    """ZB-H2 (arXiv 2401.10241, section 2.3): 2(p − r) − 1 forwards in warm-up; rank r leaves 2r weight gradients."""
     return single(step, lambda rank: 2 * (step.ranks - rank) - 1, lambda rank: 2 * rank)
 
 
@@ -58,7 +58,7 @@ def interleaved(step: PlainStep) -> Rows:
     """Interleaved 1F1B (arXiv 2104.04473, section 2.2): chunks in turn, groups of p microbatches.
 
     Rank r starts with 2(p − r − 1) + (v − 1)p + 1 chunk forwards. The paper needs m divisible by p. Here the first group
-    also takes the remainder: with g microbatches, g replaces p in the warm-up, since a short last group would deadlock.
+    takes the remainder too, g microbatches with g in place of p in the warm-up: a short last group would deadlock.
     """
     ranks, m = step.ranks, step.microbatches
     first = m if m < ranks else ranks + m % ranks
@@ -73,9 +73,9 @@ def breadth_first(step: PlainStep) -> Rows:
 
 
 def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
-    """Interleaved 1F1B as Megatron runs it (`get_schedule_table`): groups of `size` microbatches, the last one smaller if
-    `size` does not divide their number, and 2(p − r − 1) + (v − 1)·size + 1 chunk forwards of rank r first. Raises BadInput
-    for groups that Megatron does not accept."""
+    """Interleaved 1F1B as Megatron runs it (`get_schedule_table`): groups of `size` microbatches, the last one smaller where
+    they do not divide, and 2(p − r − 1) + (v − 1)·size + 1 chunk forwards of rank r first. Raises BadInput for groups that
+    Megatron does not take."""
     count, left = divmod(problem.microbatches, size)
     if not takes_groups(problem, size):
         raise BadInput(
@@ -89,28 +89,28 @@ def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
 
 
 def takes_groups(problem: Problem, size: int) -> bool:
-    """Whether Megatron accepts groups of `size` microbatches: each, also a smaller last one, has at least one per rank."""
+    """Whether Megatron takes groups of `size` microbatches: each has one a rank, also what is left for the last."""
     left = problem.microbatches % size if size else 0
     return problem.ranks <= size <= problem.microbatches and not 0 < left < problem.ranks
 
 
 @rows_of("gis")
 def gis(step: PlainStep) -> Rows:
-    """Grouped interleaving (GIS, arXiv 2503.01328): the chunks in turn over groups of p microbatches, with half the slope of
+    """Grouped interleaving (GIS, arXiv 2503.01328): the chunks in turn over groups of p microbatches, half the slope of
     interleaved 1F1B's warm-up: (v − 1)p + p − r chunk forwards before rank r's first backward, pv chunks held."""
     return _gis(step, step.ranks)
 
 
 @rows_of("interleaved-zb")
 def interleaved_zb(step: PlainStep) -> Rows:
-    """The interleaved zero-bubble order of torch.distributed.pipelining: GIS, but rank r defers r weight gradients of its
-    chunks, as in ZB-H1 (arXiv 2401.10241)."""
+    """The interleaved zero-bubble order of torch.distributed.pipelining: GIS, but rank r leaves r weight gradients of its
+    chunks for later, as ZB-H1 does (arXiv 2401.10241)."""
     return _gis(step, step.ranks, lambda rank: rank)
 
 
 @rows_of("gis-h")
 def gis_h(step: PlainStep) -> Rows:
-    """GIS-H (arXiv 2503.01328): groups of ⌈p/2⌉ microbatches; with v chunks per rank (v + 1)/(2v) of GIS's activations."""
+    """GIS-H (arXiv 2503.01328): groups of ⌈p/2⌉ microbatches; with v chunks a rank (v + 1)/(2v) of GIS's activations."""
     return _gis(step, -(-step.ranks // 2))
 
 
@@ -127,9 +127,9 @@ def zb_2p(problem: Problem) -> Schedule:
 
 
 def _automatic(problem: Problem, name: str, times: int) -> Schedule:
-    """The automatic zero-bubble schedule (arXiv 2401.10241, section 3.1) with at most `times` · p microbatches held per
-    rank: as many forwards first as fit, then one forward one backward, W in gaps or where memory requires it; the best of a
-    grid of its choices. Raises BadInput if the bytes held by a microbatch are unknown."""
+    """The automatic zero-bubble schedule (arXiv 2401.10241, section 3.1) within `times` p microbatches a rank: as many
+    forwards first as fit, then one forward one backward, W where a gap or the memory asks for it; the best of a grid of
+    its choices. Raises BadInput where nothing says what a microbatch holds."""
     stages, split = plain_stages(problem, name)
     if describe(stages) != "single":
         raise WrongPlacement(f"{name}: is defined for placement single only")
@@ -147,8 +147,8 @@ def _automatic(problem: Problem, name: str, times: int) -> Schedule:
 def single(
     step: PlainStep, warm: Callable[[int], int], pending: Callable[[int], int] = lambda rank: 0, back: Ints | None = None
 ) -> Rows:
-    """Placement single: `warm(rank)` forwards before the first backward, then one backward one forward; `pending(rank)`
-    weight gradients are deferred. back: the order of backwards, by default that of forwards."""
+    """Placement single: `warm` forwards, of rank, before the first backward, then one backward one forward; `pending` weight
+    gradients, of rank, are left for later. back: the order of backwards, else that of forwards."""
     m = step.microbatches
     if describe(step.stages) != "single":
         raise WrongPlacement(f"{step.name}: is defined for placement single only")
@@ -160,7 +160,7 @@ def single(
 
 
 def _gis(step: PlainStep, size: int, pending: Callable[[int], int] = lambda rank: 0) -> Rows:
-    """Groups of `size` microbatches, with the remainder distributed among the first ones."""
+    """Groups of `size` microbatches, what is left over shared among the first ones."""
     ranks, m = step.ranks, step.microbatches
     count = max(1, m // size)
     groups = [m // count + (k < m % count) for k in range(count)]
@@ -175,8 +175,8 @@ def grouped(
     back: Ints | None = None,
 ) -> Rows:
     """Loop placement, the rows of each stream: each group of microbatches goes through all chunks of a rank before the next
-    one; in the backward, in the order `back` (default: that of forwards), through the chunks in reverse; `warm(rank,
-    chunks)` chunk forwards come before the first backward, and `pending(rank)` weight gradients are deferred."""
+    one, backwards, in the order `back` (else that of forwards), through them the other way round; `warm` chunk forwards, of
+    rank and chunks, come before the first backward, and `pending` weight gradients, of rank, are left for later."""
     ranks = step.ranks
     chunks = len(step.stages) // ranks
     if chunks == 1 or describe(step.stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
@@ -195,8 +195,8 @@ def grouped(
 
 
 def alternate(step: PlainStep, forward: Ints, backward: Ints, warm: int, pending: int) -> Ints:
-    """The rows of `warm` forwards, then one backward one forward; W follows its B after `pending` others. forward, backward:
-    stages and microbatches in order, shape (2, passes)."""
+    """The rows of `warm` forwards, then one backward one forward; W follows its B, `pending` of them later. forward,
+    backward: stages and microbatches in order, shape (2, passes)."""
     count = forward.shape[1]
     turns = {"F": 3 * (np.arange(count) - warm) + 2, "B" if step.split else "BW": 3 * np.arange(count)}
     turns["F"][:warm] = -1
@@ -213,8 +213,8 @@ def pipedream(problem: Problem) -> Schedule:
 
 
 def in_flight(problem: Problem, most: int) -> Schedule:
-    """1F1B with at most `most` microbatches in flight on a rank, and p − r as usual on rank r; if the problem has updates,
-    they come as in PipeDream. Raises BadInput."""
+    """1F1B with at most `most` microbatches in flight on a rank, p − r as ever on rank r; where the problem has updates,
+    they come as PipeDream's do. Raises BadInput."""
 
     def flushed(plain: Problem) -> Schedule:
         step = step_in_rows(plain, "1f1b")
@@ -226,7 +226,7 @@ def in_flight(problem: Problem, most: int) -> Schedule:
 
 def in_rounds(problem: Problem, flushed: Callable[[Problem], Schedule]) -> Schedule:
     """PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503): one order, 1F1B over all microbatches and each
-    update as soon as its gradients are complete. The problem determines which of the two it is (see `build.with_updates`).
+    update as soon as its gradients are there. Which of the two it is lies in the problem (see `build.with_updates`).
     flushed: 1F1B on the problem without updates."""
     plain, waits = _without_updates(problem)
     stages, _ = plain_stages(plain, "pipedream")
@@ -245,7 +245,7 @@ def in_rounds(problem: Problem, flushed: Callable[[Problem], Schedule]) -> Sched
 
 
 def _without_updates(problem: Problem) -> tuple[Problem, dict[str, list[str]]]:
-    """The problem without its updates, and for each pass the updates for which it computes the last gradient."""
+    """The problem without its updates, and for each pass the updates whose last gradient it makes."""
     p, e, names = problem.passes, problem.edges, problem.names
     update = p.are("U")
     if not update.any():

@@ -1,9 +1,8 @@
-"""PipeOffload (arXiv 2503.01328): a uniform interleaved order, and copies to host memory and back in parallel with its
-passes.
+"""PipeOffload (arXiv 2503.01328): a uniform interleaved order, and copies to host memory and back beside its passes.
 
-Microbatches follow each other at equal distances in time, so that all of them live equally long, their first chunks longest.
-Copies of a rank alternate, out and back: out as early as possible after F, back as late as possible before the backward.
-Ranks are paired, since two share a host bus: one copies out while the other copies back.
+Microbatches follow each other at one distance in time, so that all of them live equally long, their first chunks longest.
+Copies of a rank take turns, out and back: out as early as possible behind F, back as late as possible before the backward.
+Ranks are paired, for two share a host bus: one copies out while the other copies back.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ PAIR = 2  # ranks
 
 
 class Block(NamedTuple):
-    """One microbatch's slots, repeated every `period`. forward, backward: of F and B, per stage; length: µs per slot."""
+    """One microbatch's slots, which repeat every `period` slots. forward, backward: of F and of B, one a stage; length: µs
+    of a slot."""
 
     forward: Ints
     backward: Ints
@@ -44,8 +44,8 @@ class Block(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """The time windows in which a rank may copy: out for `out` µs, first at `first` and then every `cycle` µs, and back for
-    `back` µs, `behind` later."""
+    """When a rank may copy: out for `out` µs from `first` on every `cycle` µs, and back for `back` µs that begin `behind`
+    later."""
 
     first: int
     cycle: int
@@ -55,15 +55,15 @@ class Turns(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The minimum µs between F and the backward, whatever the windows: three windows out and back if one stream has
-        both. The paper's code (`add_send_recv`) skips stages with less."""
+        """µs that there have to be between F and the backward, however turns fall: three turns out and back where one stream
+        has both. The paper's code (`add_send_recv`) leaves out what has less."""
         return 2 * self.cycle + self.out + self.back
 
 
 @order_of("po-f")
 def po_full(problem: Problem) -> Schedule:
-    """PO-F (arXiv 2503.01328): all chunks are offloaded, except those needed again too soon. A device's memory does not grow
-    with the ranks or the chunks: about four chunks."""
+    """PO-F (arXiv 2503.01328): all chunks are offloaded, but those that are needed again too soon. What a device holds does
+    not grow with the ranks or the chunks: about four chunks."""
     if not _beyond_half(problem, _offloaded(problem, "po-f")).any():
         raise BadInput("po-f: the step offloads nothing but of the first half of the chunks, which is po-h")
     return _schedule(problem, "po-f")
@@ -71,16 +71,16 @@ def po_full(problem: Problem) -> Schedule:
 
 @order_of("po-h")
 def po_half(problem: Problem) -> Schedule:
-    """PO-H (arXiv 2503.01328): the half of the chunks that lives longest is offloaded, the first ⌈v/2⌉ of each rank. A
-    device holds (v + 2)/(8v)·M and what is in transit."""
+    """PO-H (arXiv 2503.01328): the half of the chunks that live longest is offloaded, the first ⌈v/2⌉ of each rank. A device
+    holds (v + 2)/(8v)·M and what is in transit."""
     if _beyond_half(problem, _offloaded(problem, "po-h")).any():
         raise BadInput("po-h: the step offloads more than the first half of the chunks, which is po-f")
     return _schedule(problem, "po-h")
 
 
 def full_copies(step: Problem, O: Numbers, R: Numbers) -> Bools:  # noqa: E741 (as in `with_offload`)
-    """Which stages of a step without offload PO-F offloads, shape (stages,), if copies take O and R µs per stage: those with
-    enough time for both between F and the backward."""
+    """Which stages of a step without offload PO-F offloads, shape (stages,), where copies take O and R µs a stage: those
+    that have time for both between F and the backward."""
     return _in_time(step, O, R, "po-f")
 
 
@@ -97,7 +97,7 @@ def _in_time(step: Problem, O: Numbers, R: Numbers, name: str) -> Bools:  # noqa
 
 
 def _beyond_half(problem: Problem, stages: Ints) -> Bools:
-    """Which of the stages are not among the first ⌈v/2⌉ chunks."""
+    """Which of the stages are of none of the first ⌈v/2⌉ chunks."""
     chunks = problem.stages // problem.ranks
     return stages >= (chunks + 1) // 2 * problem.ranks
 
@@ -111,8 +111,8 @@ def _offloaded(problem: Problem, name: str) -> Ints:
 
 
 def _schedule(problem: Problem, name: str) -> Schedule:
-    """The order, and syncs that limit each device's memory to that of the planned times: copies back then come late enough,
-    and forwards wait for copies out."""
+    """The order, and syncs that hold each device to what it holds where passes run as planned: so copies back come late, and
+    forwards wait for copies out."""
     plain, p = without_side_streams(problem), problem.passes
     cycles, start = _turns(problem, np.zeros(problem.ranks, np.int64)), np.zeros(len(p), np.int64)
     start[problem.computing] = _starts(plain, _with_time_to_copy(_block(plain, name), problem, cycles))
@@ -126,9 +126,9 @@ def _schedule(problem: Problem, name: str) -> Schedule:
 
 
 def _block(plain: Problem, name: str) -> Block:
-    """The uniform block. A microbatch starts every 3v slots; within it, chunks follow each other at 3k slots, ranks at one
-    slot forwards and at two backwards, so that F, B and W fill all slots. k: the smallest from ⌈p/2⌉ on that gives a chunk
-    enough time to pass all ranks (the paper's code: `get_optimal_building_block`). Raises BadInput."""
+    """The uniform block. A microbatch starts every 3v slots; of it, chunks follow each other at 3k slots, ranks at one slot
+    forwards and at two backwards, so that F, B and W fill all slots. k: the least from ⌈p/2⌉ on that leaves a chunk the time
+    to pass through all ranks (the paper's code: `get_optimal_building_block`). Raises BadInput."""
     stages, split = plain_stages(plain, name)
     ranks, chunks = plain.ranks, len(stages) // plain.ranks
     if chunks == 1 or describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
@@ -146,7 +146,7 @@ def _block(plain: Problem, name: str) -> Block:
 
 
 def _with_time_to_copy(block: Block, problem: Problem, turns: dict[int, Turns]) -> Block:
-    """The block with its backwards delayed so that offloaded data can come back: PO leaves out stages without time."""
+    """The block with its backwards so much later that what is offloaded can come back: PO leaves out what cannot."""
     stages = _offloaded(problem, "")
     least = np.array([turns[rank].least for rank in (stages % problem.ranks).tolist()])
     short = least / max(block.length, 1e-9) - block.gap[stages]
@@ -154,7 +154,8 @@ def _with_time_to_copy(block: Block, problem: Problem, turns: dict[int, Turns]) 
 
 
 def _starts(plain: Problem, block: Block) -> Ints:
-    """The start of each pass of a step without side streams, µs, shape (passes,): in slot order, none before its slot."""
+    """µs at which each pass of a step without side streams starts, shape (passes,): in the order of the slots, none before
+    the time that its slot says."""
     p, source = plain.passes, int(plain.rows("F", stage=0)[0])
     slot = np.where(p.are("F"), block.forward[p.stage], block.backward[p.stage] + p.are("W")) + block.period * p.microbatch
     orders = [rows[np.argsort(slot[rows])] for rows in plain.members.values()]
@@ -178,8 +179,8 @@ def _behind_inputs(problem: Problem, start: Ints) -> Ints:
 
 
 def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
-    """The copy windows of each rank that copies; with a stream per direction, both at once. begun: µs from which each rank
-    may copy; ranks that share a stream begin with the first of them, and so do pairs."""
+    """Of each rank that copies; with a stream for each direction, at once out and back. begun: µs at which each rank may
+    begin; those that share a stream begin with their first one, and so do pairs."""
     p, turns = problem.passes, {}
     every, returns = problem.rows("O"), problem.rows("R")
     for stream in sorted({p.stream_sets[i] for i in np.unique(p.streams[every]).tolist()}):
@@ -198,7 +199,8 @@ def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
 
 
 def _put_copies(problem: Problem, start: Ints, rank: int, turns: Turns, name: str) -> None:
-    """Fill in when a rank's copies start, in its windows. Raises BadInput if one would come back before it went out."""
+    """Fill in when a rank's copies start: each has a turn of its own. Raises BadInput where one would come back before it
+    has gone out."""
     p, e = problem.passes, problem.edges
     end = start + p.duration
     out, back = problem.rows("O", rank=rank), problem.rows("R", rank=rank)

@@ -1,4 +1,4 @@
-"""The plain step that most named schedules need: F and B and W (or F and BW) for every stage, each stage on one rank."""
+"""What most named schedules need: a plain step, F and B and W (or F and BW) of every stage, each stage on one rank."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ class WrongPlacement(BadInput):
 SPLIT, FUSED = {"F", "B", "W"}, {"F", "BW"}
 
 
-Rows = dict[str, Ints]  # stream → results of `PlainStep.find`, in order
+Rows = dict[str, Ints]  # stream → what `PlainStep.find` gave, in order
 
 
 class PlainStep(NamedTuple):
-    """The plain step from which an order is made.
+    """What an order of a plain step is made from.
 
-    name: of the schedule, for errors. stages: stage → rank. split: whether B and W are separate. find: takes a kind, stages
-    and microbatches, shape (n,) each, and gives the numbers of these passes in the order, shape (n,): rows of a problem's
-    table.
+    name: of the schedule, for errors. stages: stage → rank. split: whether B and W are apart. find: of a kind, stages and
+    microbatches, shape (n,) each, what stands for these passes in the order, shape (n,): rows of a problem's table.
     """
 
     name: str
@@ -44,7 +43,8 @@ class PlainStep(NamedTuple):
 
 
 def step_in_rows(problem: Problem, name: str) -> PlainStep:
-    """The step of a problem; orders are rows of its table. Raises BadInput, naming the schedule, if it is not plain."""
+    """The step of a problem, whose orders are rows of its table. Raises BadInput, naming the schedule `name`, where it is
+    not plain."""
     stages, split = plain_stages(problem, name)
 
     def find(kind: str, stage: Ints, microbatch: Ints) -> Ints:
@@ -56,8 +56,8 @@ def step_in_rows(problem: Problem, name: str) -> PlainStep:
 
 
 def step_in_lanes(problem: Problem, microbatches: int, name: str) -> PlainStep:
-    """The step of `microbatches` microbatches like the only one of `problem`, whose orders are rows of `problem`: no table
-    of the whole step is made. Raises BadInput as `step_in_rows` does."""
+    """The step of so many microbatches like the only one of `problem`, whose orders are rows of it: no table of the whole is
+    made. Raises BadInput as `step_in_rows` does."""
     lanes = step_in_rows(problem, name)
     return lanes._replace(
         microbatches=microbatches, find=lambda kind, stage, microbatch: lanes.find(kind, stage, 0 * microbatch)
@@ -69,8 +69,8 @@ Order = TypeVar("Order", bound=Callable[[Problem], Schedule])
 
 
 def order_of(*names: str) -> Callable[[Order], Order]:
-    """A decorator that registers a function as the order of the systems with these names: it returns the schedule of a
-    problem without side streams. It raises BadInput if it is not defined for that, and does not check memory."""
+    """Makes a function the order of the systems with these names: it gives the schedule of a problem without side streams.
+    It raises BadInput where it is not defined for that, and does not look at memory (`verify` does)."""
 
     def kept(order: Order) -> Order:
         ORDERS.update(dict.fromkeys(names, order))
@@ -81,7 +81,7 @@ def order_of(*names: str) -> Callable[[Order], Order]:
 
 @dataclass(frozen=True)
 class RowsOrder:
-    """The order of the system called `name`. rows: function from a plain step to the rows of each stream in order."""
+    """The order of the system called `name`. rows: of a plain step, the rows of each stream in their order."""
 
     name: str
     rows: Callable[[PlainStep], Rows]
@@ -91,19 +91,19 @@ class RowsOrder:
 
 
 def rows_of(name: str) -> Callable[[Callable[[PlainStep], Rows]], RowsOrder]:
-    """As `order_of`, for a function that returns the rows of each stream of a plain step."""
+    """As `order_of`, of a function that gives the rows of each stream of a plain step."""
     return lambda rows: order_of(name)(RowsOrder(name, rows))
 
 
 def without_shards(problem: Problem) -> Problem:
-    """The step without the passes of a sharded vocabulary; the problem itself if it has none."""
+    """The step without the passes of a sharded vocabulary; the problem itself where it has none."""
     shards = problem.passes.that(feature=VOCABULARY)
     return problem.only(np.flatnonzero(~shards)) if shards.any() else problem
 
 
 def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
-    """Stage → rank, and whether the backward is split. Raises BadInput, naming the schedule `name`, if the problem has other
-    passes or a stage on several ranks."""
+    """Stage → rank, and whether the backward is split. Raises BadInput, naming the schedule `name`, where the problem has
+    other passes or a stage on several ranks."""
     passes, kinds = problem.passes, set(problem.passes.kinds)
     homes = problem.stage_ranks
     whole = len(passes) == len(kinds) * problem.stages * problem.microbatches
@@ -123,12 +123,12 @@ def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
 
 
 def check_plain(problem: Problem, name: str, shape: str, fused: bool = False) -> None:
-    """Raise BadInput if the problem is no plain step on placement `shape` with F, B and W (F and BW if fused)."""
+    """Raise BadInput where the problem is no plain step on placement `shape` of F, B and W (F and BW where fused)."""
     check_shape(step_in_rows(problem, name), shape, fused)
 
 
 def check_shape(step: PlainStep, shape: str, fused: bool = False) -> None:
-    """Raise BadInput if the step is not on placement `shape`, or if its backward is not fused or split as required."""
+    """Raise BadInput where the step is not on placement `shape`, or its backward is split where `fused`, or else whole."""
     one_rank = shape == "vee" and step.stages == (0, 0)
     if describe(step.stages) != shape and not one_rank:
         raise WrongPlacement(f"{step.name}: is defined for placement {shape} only")
@@ -141,8 +141,8 @@ F, B, W = range(3)
 
 
 class StepTimes(NamedTuple):
-    """Costs of one microbatch: duration (µs), taken and freed (bytes), shape (3, stages) for F, B and W; lag, µs of the
-    message that F and B wait for, shape (2, stages); room, bytes per rank."""
+    """What one microbatch takes: duration (µs), taken and freed (bytes), shape (3, stages) for F, B and W; lag, µs of the
+    message that F and B wait for, shape (2, stages); room, bytes a rank."""
 
     duration: Ints
     taken: Ints
@@ -152,7 +152,8 @@ class StepTimes(NamedTuple):
 
 
 def schedule_of(problem: Problem, turns: Ints, rows: Ints) -> Schedule:
-    """The schedule with these passes of each rank in order, as kind · stages + stage. rows: see `times_of`."""
+    """The schedule of a plain step whose ranks run these passes in turn, as kind · stages + stage, shape (ranks, passes of a
+    rank). rows: as `times_of` gives them."""
     order = {}
     for rank, lanes in enumerate(turns):
         own = np.empty(len(lanes), np.int64)
@@ -163,8 +164,8 @@ def schedule_of(problem: Problem, turns: Ints, rows: Ints) -> Schedule:
 
 
 def times_of(problem: Problem, name: str) -> tuple[StepTimes, Ints]:
-    """The costs of one microbatch, and the rows of each kind · stages + stage, shape (3 · stages, microbatches). Raises
-    BadInput, naming the schedule `name`, if microbatches differ."""
+    """The step that one microbatch takes, and the rows of each kind · stages + stage, shape (3 · stages, microbatches).
+    Raises BadInput, naming the schedule `name`, where microbatches are not alike."""
     g = microbatch_graph(with_mean_microbatches(problem))
     if g is None:
         raise BadInput(f"{name}: microbatches differ in what they wait for")

@@ -1,4 +1,4 @@
-"""A problem on which to examine a named schedule, and a profile's step in the form that a named schedule runs."""
+"""A problem to see a named schedule on, and a profile's step as a named schedule runs it."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def problem_for(
     name: as `zbsolve systems` lists it.
     ranks, microbatches: how many.
     F, B, W: µs a stage.
-    options: `pipeline`'s parameters (such as AF, the all-to-alls that DualPipe is about), and some that depend on the
-    system:
+    options: others go to `pipeline` (AF: the all-to-alls that DualPipe is about), but these depend on the system.
         update, parameter_bytes: µs and bytes of a stage's update and weights, for asynchronous systems.
-        O, R: µs per stage of copies out and back, for offloading systems: default as long as F, with one byte held by F.
-        vocabulary: costs of shards, for those with a sharded vocabulary: default one barrier, S and T half of the longest F.
+        O, R: µs a stage of copies out and back, for those that offload: by default as long as F, with one byte held by F.
+        vocabulary: costs of shards, for those with a sharded vocabulary: by default one barrier, S and T half of the longest
+            F.
         slices: how many, of which times are, for those with slices: by default one a rank.
 
     Raises BadInput for an unknown system, and for options or numbers that it does not allow.
@@ -90,7 +90,7 @@ def _sum(B: Any, W: Any) -> Any:
     return B + W
 
 
-# --- For a profile: the single meaning of a name wherever schedules are compared ---
+# --- Of a profile: the one meaning of a name wherever schedules are compared ---
 
 
 USUAL = "1f1b"
@@ -100,9 +100,9 @@ def step_for(name: str, profile: Profile, step: Step) -> Step:
     """`step` with the backward of a named system, fused or split, whatever the step says: 1F1B is fused.
 
     name: of the system.
-    profile: whose step it is.
-    step: stages, placement and everything else stay (see `Step.with_backward`). Slices have equal times if the system
-        requires that.
+    profile: what the step is of.
+    step: stages, placement and all else stay (see `Step.with_backward`). Slices take as long as each other where the system
+        cuts so.
 
     Raises BadInput, Infeasible.
     """
@@ -115,8 +115,8 @@ def step_for(name: str, profile: Profile, step: Step) -> Step:
 
 
 def check_backward(name: str, problem: Problem, path: str) -> None:
-    """Raise BadInput if a problem, from the file at `path`, does not have the backward of the system called `name`: its
-    order with the other backward is another schedule. Only a profile has the times of both."""
+    """Raise BadInput where a problem, that of the file at `path`, does not have the backward of the system called `name`:
+    its order on the other backward is another schedule. Only a profile knows the times of both."""
     entry, kinds = system(name), problem.passes.kinds
     if entry.fused and "W" in kinds:
         needs = f"{name}: needs one backward BW, and {path} has B and W apart"
@@ -130,11 +130,11 @@ def check_backward(name: str, problem: Problem, path: str) -> None:
 
 
 def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Schedule | None:
-    """1F1B of the profile on the step's ranks, without a memory limit: the usual schedule today, as a reference.
+    """1F1B of the profile on the step's ranks, without a limit of memory: what people run today, to hold others against.
 
-    layers: of each stage; they are kept if each rank has one stage. Otherwise they are the step's partition, or balanced if
-    that is left to the search, or if the vocabulary is sharded, which it is not here. None if no partition gives each rank
-    one stage.
+    layers: of each stage, where those are to be kept, as they are where each rank has one stage. Else they are the step's
+    partition, or balanced where that is left to the search, or the vocabulary is sharded, as it is not here. None where no
+    layers make one stage a rank.
     """
     kept = step.partition
     if len(layers) == step.ranks and step.vocabulary not in (*BARRIERS, AUTO) and not isinstance(kept, Partition):

@@ -1,7 +1,7 @@
-"""The systems of the literature: their names, requirements, formulas and orders; also for very long steps.
+"""The systems of the literature: what each is called, where it is defined, its formulas, its order; also of very long steps.
 
-p ranks, v chunks per rank, m microbatches; F, B, W pass times of a rank, B the input gradient alone; M the memory of 1F1B's
-first rank: p microbatches of one rank's activations. Bubble: time beyond a rank's work; of the makespan unless stated.
+p ranks, v chunks a rank, m microbatches; F, B, W pass times of a rank, B the input gradient alone; M what 1F1B's first rank
+holds: p microbatches of one rank's activations. Bubble: time beyond a rank's work; of the makespan where nothing is said.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ONE_DIRECTION, SLICES, VOCABULARY, OFFLOAD, TWO_DIRECTIONS, ASYNCHRONOUS = GROUP
 )
 
 
-# Modules that register their orders in `plain_step.ORDERS`.
+# Whose orders these are in `plain_step.ORDERS`.
 FAMILIES = one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee_times
 
 
@@ -85,18 +85,18 @@ class System:
 
     @property
     def slices(self) -> bool:
-        """Whether its microbatches are split into slices."""
+        """Whether its microbatches are cut into slices."""
         return self.group == SLICES
 
     @property
     def words(self) -> dict[str, Any]:
-        """Its description for a file: everything but functions."""
+        """What can be said of it in a file: everything but functions."""
         names = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
         return {name: getattr(self, name) for name in names}
 
 
 def _group(microbatches: int, ranks: int) -> int:
-    """Microbatches per update: the fewest that 2BW allows and that divide the step evenly."""
+    """Microbatches an update: as few as 2BW allows that make whole groups."""
     for every in range(ranks, microbatches + 1):
         if microbatches % every == 0:
             return every
@@ -113,7 +113,7 @@ FURTHER: dict[str, dict[str, Any]] = {
 
 
 def _rows() -> Iterator[System]:
-    """The table; its last column lists properties that are true of the system."""
+    """The table; what stands in its last column is true of the system."""
     text = resources.files(__package__).joinpath("systems.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         if None in row or None in row.values() or row["name"] not in ORDERS:
@@ -128,7 +128,7 @@ PRESETS = {entry.name: entry.order for entry in SYSTEMS}
 
 
 def system(name: str) -> System:
-    """The system called `name`, or "name:number" if it has groups of that many microbatches. Raises BadInput."""
+    """The system called `name`, or "name:number" where it has groups of so many microbatches. Raises BadInput."""
     known, _, size = name.partition(":")
     for entry in SYSTEMS:
         if entry.name == name:
@@ -146,7 +146,7 @@ def is_named(name: str) -> bool:
 
 
 def name_on(name: str, problem: Problem) -> str:
-    """The name that the schedule `name` has on a problem: with a split backward 1F1B is 1f1b-split. Raises BadInput for an
+    """What the schedule called `name` is called on a problem: on a split backward 1F1B is 1f1b-split. Raises BadInput for an
     unknown name."""
     if not is_named(name):
         raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
@@ -174,9 +174,9 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
         kept, waits = without_recompute(plain)
         order = _in_front(entry.order(with_backward(kept)), kept)
         with prefixed(entry.name):
-            _ = order.sequences  # raises for passes that do not exist
+            _ = order.sequences  # raises for passes that are not there
         schedule = with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
-        schedule.timeline()  # cached for the caller
+        schedule.timeline()  # kept there for who asked
         return schedule
     except Deadlock as error:
         raise BadInput(f"{entry.name}: {error}") from None
@@ -185,7 +185,7 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
 
 
 def _in_front(schedule: Schedule, problem: Problem) -> Schedule:
-    """The same order for a problem in which leading stages that train nothing may lack backwards."""
+    """The same order for a problem, which may have no backwards of stages in front that train nothing."""
     if schedule.problem is problem:
         return schedule
     rows = {stream: tuple(name for name in names if name in problem.index) for stream, names in schedule.order.items()}
@@ -202,7 +202,7 @@ def _with_recompute(schedule: Schedule, problem: Problem, waits: Mapping[str, st
 
 
 def _known_on(problem: Problem) -> str:
-    """The systems that exist for the placement of a problem, in words."""
+    """Which systems there are for the placement of a problem, in words."""
     step = without_shards(problem)
     placed = "/".join(map(placements.describe, step.routes))
     shape = "mirror" if len(step.routes) > 1 else placed.rstrip("0123456789")
@@ -216,8 +216,8 @@ def _known_on(problem: Problem) -> str:
 def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, Schedule]]:
     """Every system that is defined for a problem, with its schedule, in the table's order.
 
-    problem: the step. Each order appears under one name; orders whose passes on side streams do not fit are left out.
-    searched: whether to include systems whose orders searches try anyway.
+    problem: the step. Each order comes under one name; none comes whose passes on side streams find no room.
+    searched: whether those come too whose orders searches try anyway.
     """
     plain = without_side_streams(problem)
     for entry in SYSTEMS:
@@ -226,12 +226,12 @@ def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, S
                 yield entry.name, preset(entry.name, problem, plain)
 
 
-# --- For very many microbatches, by lanes only: no table of the step's passes is made ---
+# --- Of very many microbatches, by lanes alone: no table of the step's passes is made ---
 
 
 class LongSystem(NamedTuple):
-    """A system whose order is periodic. split: whether it is for steps with separate B and W. grouped: its rounds have as
-    many microbatches as there are ranks, else one."""
+    """A system whose order repeats by itself. split: whether it is for steps whose B and W are apart. grouped: its rounds
+    have as many microbatches as there are ranks, else one."""
 
     order: RowsOrder
     split: bool

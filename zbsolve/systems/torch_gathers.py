@@ -1,9 +1,9 @@
 """How torch.distributed.pipelining gathers sharded parameters: a window over the next stages of a rank's order.
 
-Before each action torch's runtime gathers the next `window` different stages that the rank computes, unless they are
-gathered, and frees all others (`_add_unshard_reshard` in torch.distributed.pipelining.schedules, three stages; pytorch issue
-196706 asks for more than a fixed window). A stage's gradients are reduced directly after its last backward
-(`_add_reduce_grad`). Neither considers memory.
+Before each action torch's runtime gathers the stages of the next `window` different stages that the rank computes, as far
+as they are not there, and frees all others (`_add_unshard_reshard` in torch.distributed.pipelining.schedules, three stages;
+pytorch issue 196706 asks for more than a fixed window). A stage's gradients are reduced right behind its last backward
+(`_add_reduce_grad`). Neither looks at memory.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ def torch_window(schedule: Schedule, window: int = WINDOW) -> Schedule:
     """A schedule of a sharded problem as torch gathers: its compute order, and torch's gathers in place of its own.
 
     schedule: of a problem with shards.
-    window: number of different stages gathered at a time, the next ones that the rank computes.
+    window: how many different stages are gathered at a time, the next ones that the rank computes.
 
-    A gather is issued when the pass before which torch puts it could begin, and runs on `comm:<rank>` in parallel with
-    computation. So do reductions, although torch makes the next pass wait for them. The problem has no capacity, since torch
-    observes none.
+    A gather is issued when the pass before which torch puts it could begin, and runs on `comm:<rank>` beside computing. So
+    do reductions, though torch makes the next pass wait for them. The problem has no capacity, for torch keeps none.
 
-    Raises BadInput if a problem is not sharded, or has all-to-alls, which torch does not support.
+    Raises BadInput where a problem is not sharded, or has all-to-alls, which torch does not know of.
     """
     problem = schedule.problem
     if "AG" not in problem.passes.kinds:
@@ -61,7 +60,7 @@ def torch_window(schedule: Schedule, window: int = WINDOW) -> Schedule:
 
 
 def _uses(problem: Problem, order: Ints, window: int) -> list[tuple[int, Ints]]:
-    """A rank's gathers in issue order: the position in its order before which each is issued, and the passes that use it."""
+    """A rank's gathers as they are issued: before which place of its order, and the passes that use what was gathered."""
     stages = problem.passes.stage[order].tolist()
     active: dict[int, list[int]] = {}
     uses: list[tuple[int, list[int]]] = []
@@ -77,7 +76,7 @@ def _uses(problem: Problem, order: Ints, window: int) -> list[tuple[int, Ints]]:
 
 
 def _behind(problem: Problem, order: list[int], row: int) -> float:
-    """The position after the last pass of the order that a pass waits for; the end if it waits for others."""
+    """The place right behind the last pass of the order that a pass waits for; behind all where it waits for others."""
     place = {i: at for at, i in enumerate(order)}
     inputs = problem.edges.before[problem.edges.after == row].tolist()
     known = [place[i] for i in inputs if i in place]

@@ -1,8 +1,8 @@
 """Named schedules in two directions, and DualPipe cut in half: GEMS, Chimera, DualPipe, DualPipeV.
 
-In placement `mirror` microbatches alternate between going down and up the ranks, so every stage is on two ranks. F and B
-that DualPipe overlaps are consecutive here: their all-to-alls overlap, which are not on the compute stream. Or they are one
-pass with a measured time (`overlapped`).
+In placement `mirror` microbatches take turns to go down the ranks and up, so every stage lives on two ranks. F and B that
+DualPipe overlaps stand one after the other here: what overlaps is their all-to-all, which is not on the compute stream. Or
+they are one pass, whose time was measured (`overlapped`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Row = Iterator[tuple[int, str, int]]  # chunk (or stage), kind, microbatch
 
 @order_of("gems")
 def gems(problem: Problem) -> Schedule:
-    """GEMS (SC 2020): at most two microbatches alive, each one's forward after the backward of the previous one, which goes
-    in the other direction: one microbatch's activations per replica."""
+    """GEMS (SC 2020): at most two microbatches alive, each one's forward behind the backward of the one before, which goes
+    the other way: one microbatch's activations a replica."""
     routes, split = _mirrored(problem, "gems", pairs=1)
     order = {}
     for rank in range(problem.ranks):
@@ -39,8 +39,8 @@ def gems(problem: Problem) -> Schedule:
 @order_of("chimera")
 def chimera(problem: Problem) -> Schedule:
     """Chimera (arXiv 2107.06925, sections 3.1 to 3.5) with one or more pairs of pipelines (`mirror`, `mirror2`): units of p
-    microbatches one after the other, the next one's forwards in the bubbles at a unit's end. The order is the one for equal
-    forward and backward times."""
+    microbatches one after the other, the next one's forwards in the bubbles at a unit's end. The order is the one that
+    equal forward and backward times give."""
     routes, split = _mirrored(problem, "chimera")
     ranks, m = problem.ranks, problem.microbatches
     if m % len(routes):
@@ -52,8 +52,8 @@ def chimera(problem: Problem) -> Schedule:
 
 
 def _unit_steps(routes: tuple[tuple[int, ...], ...], m: int) -> Iterator[tuple[int, str, int, int]]:
-    """(rank, kind, stage, microbatch) in order of time if every pass takes one slot. Earlier units first, backward before
-    forward; a unit's forwards start on a rank after those of the previous unit, and while it holds fewer than p."""
+    """(rank, kind, stage, microbatch) by time where every pass takes one slot. Earlier units first, backward before forward;
+    a unit's forwards start on a rank when it has run those of the unit before, and while it holds fewer than p."""
     ranks = len(routes[0])
     ready: list[list[tuple[int, int, int, str, int]]] = [[] for _ in range(ranks)]
     forwards, held = [Counter[int]() for _ in range(ranks)], [0] * ranks
@@ -127,13 +127,13 @@ def dualpipe_v(problem: Problem) -> Schedule:
 
 
 def overlapped(schedule: Schedule, times: int | Mapping[tuple[int, int], int]) -> Schedule:
-    """DualPipe or DualPipeV with each pair of passes that it overlaps as one pass (`with_joined`). Successors of either pass
-    then wait for both, as in DeepSeek's engine.
+    """DualPipe or DualPipeV with each pair of passes that it overlaps as one pass (`with_joined`). What follows one of the
+    two then waits for both, as in DeepSeek's engine.
 
-    schedule: of DualPipe or DualPipeV. A pair is a forward followed by the full backward of the other chunk.
+    schedule: of DualPipe or DualPipeV. A pair is a forward and the full backward of the other chunk behind it.
     times: µs of a pair, one number, or by the stages of its forward and its backward.
 
-    Raises BadInput for a schedule without such pairs, and for a pair without a time.
+    Raises BadInput for a schedule without such pairs, and for a pair whose time is not there.
     """
     problem, groups = schedule.problem, list[tuple[str, ...]]()
     for names in schedule.order.values():
@@ -155,7 +155,7 @@ def overlapped(schedule: Schedule, times: int | Mapping[tuple[int, int], int]) -
 
 
 def _pairs(problem: Problem, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """In one stream's passes: each F directly followed by the B and W of one microbatch of another stage."""
+    """Of one stream's passes: each F with the B and W of one microbatch of another stage right behind it."""
     passes, rows = problem.passes, [problem.index[name] for name in names]
     kinds = [KINDS[kind] for kind in passes.kind[rows]]
     for i in range(len(names) - 2):
@@ -166,8 +166,8 @@ def _pairs(problem: Problem, names: Sequence[str]) -> Iterator[tuple[str, str, s
 
 
 def _dual(place: int, half: int, m: int) -> Row:
-    """The eight steps of DualPipe for the rank `place` from its end of `half`, m microbatches per chunk: (chunk, kind,
-    microbatch). A full backward is B directly followed by W; deferred W run first in, first out."""
+    """The eight steps of DualPipe for the rank `place` from its end of `half`, m microbatches a chunk: (chunk, kind,
+    microbatch). A full backward is B and at once its W; W put off are worked off first in, first out."""
     next_of: dict[tuple[int, str], int] = defaultdict(int)
     late: deque[tuple[int, int]] = deque()
 
@@ -207,7 +207,7 @@ def _dual(place: int, half: int, m: int) -> Row:
         yield from backward(1)
         yield from run(1, "F")
         yield from backward(0)
-    # The second half of the 2·(place + 1) backwards defers its weight gradients to the end.
+    # The second half of the 2·(place + 1) backwards leaves its weight gradients for the end.
     for i in range(2 * (place + 1)):
         yield from backward(1 - i % 2, put_off=i > place)
     for _ in range(outer):
@@ -223,7 +223,7 @@ def _split(split: bool, name: str) -> None:
 
 
 def _mirrored(problem: Problem, name: str, pairs: int | None = None) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    """The routes of a mirrored problem, and whether its backward is split. Raises BadInput if it is not mirrored."""
+    """The routes of a mirrored problem, and whether its backward is split. Raises BadInput where it is none."""
     kinds = {kind: len(problem.rows(kind)) for kind in problem.passes.kinds}
     ranks, m = problem.ranks, problem.microbatches
     split = set(kinds) == SPLIT

@@ -1,8 +1,8 @@
-"""ZB-V by a step's own times: the chunk that a rank runs next depends on what has arrived, not on a fixed order.
+"""ZB-V by a step's own times: which chunk a rank runs next is decided by what has arrived, not by a fixed order.
 
 Every rank alternates backwards and forwards, as in ZB-V (arXiv 2401.10241, section 6). Here the warm-up has as many forwards
-as there is time for before the first microbatch comes back, and a weight gradient runs where it fills a gap or where memory
-requires it. The idea is that of the scheduler for V shapes in that paper's public code.
+as there is time for before the first microbatch is back, and a weight gradient runs where it fills a gap or where the memory
+asks for it. The idea is that of the scheduler which that paper's public code has for V shapes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .plain_step import B, F, StepTimes, W, check_plain, order_of, schedule_of, 
 
 class _Placed(NamedTuple):
     """What is placed so far: end of each F and B, µs, −1 before, shape (2, stages, microbatches); counts, passes of each
-    kind and stage, shape (3, stages). One value per rank: now, µs; held, bytes; begun, passes. One row per rank: turns, its
+    kind and stage, shape (3, stages). One value a rank: now, µs; held, bytes; begun, passes. One row a rank: turns, its
     passes in order as kind · stages + stage; backward, the stages of its B in order."""
 
     end: Ints
@@ -35,7 +35,8 @@ class _Placed(NamedTuple):
 
 @order_of("zb-v-times")
 def zb_v_by_times(problem: Problem) -> Schedule:
-    """ZB-V by the step times, within its memory. Raises BadInput for no V of F, B and W, NotFound for too little memory."""
+    """ZB-V by the times of the step, within its memory. Raises BadInput where it is no V of F, B and W, and NotFound where
+    the memory is too small for it."""
     check_plain(problem, "zb-v-times", "vee")
     step, rows = times_of(problem, "zb-v-times")
     turns = _turns(step, problem.microbatches)
@@ -52,7 +53,7 @@ def _rank(step: StepTimes, stage: int) -> int:
 
 @kernel
 def _arrival(step: StepTimes, at: _Placed, kind: int, stage: int) -> int:
-    """When the input of the stage's next F or B arrives, µs; −1 if that is not placed yet, or no pass is left."""
+    """When what the stage's next F or B waits for is there, µs; −1 where it is not placed yet, or no pass is left."""
     last, j = step.duration.shape[1] - 1, at.counts[kind, stage]
     if j == at.end.shape[2]:
         return -1
@@ -69,7 +70,7 @@ def _arrival(step: StepTimes, at: _Placed, kind: int, stage: int) -> int:
 
 @kernel
 def _run(step: StepTimes, at: _Placed, kind: int, stage: int) -> None:
-    """Place the stage's next pass after its rank's last one; its input must be placed."""
+    """Place the stage's next pass behind its rank's last one, which must have its input placed."""
     rank, j = _rank(step, stage), at.counts[kind, stage]
     begin = at.now[rank]
     if kind < W:
@@ -88,14 +89,14 @@ def _run(step: StepTimes, at: _Placed, kind: int, stage: int) -> None:
 
 @kernel
 def _fits(step: StepTimes, at: _Placed, kind: int, stage: int) -> bool:
-    """Whether the next pass of this kind and stage fits into its rank's memory."""
+    """Whether the next pass of this kind and stage fits the memory of its rank."""
     rank = _rank(step, stage)
     return bool(at.held[rank] + step.taken[kind, stage] <= step.room[rank])
 
 
 @kernel
 def _fill(step: StepTimes, at: _Placed, rank: int, until: int, need: int) -> None:
-    """Run weight gradients of the rank as long as they end before `until`, µs, or as `need` bytes do not fit."""
+    """Weight gradients of the rank, as long as they end before `until`, µs, or as `need` bytes do not fit."""
     other = step.duration.shape[1] - 1 - rank
     while True:
         k = at.counts[W, rank] + at.counts[W, other]
@@ -109,7 +110,7 @@ def _fill(step: StepTimes, at: _Placed, rank: int, until: int, need: int) -> Non
 
 @kernel
 def _room_for_more(step: StepTimes, at: _Placed, rank: int) -> bool:
-    """Whether there is one more microbatch, and it fits into both chunks of every rank up to this one."""
+    """Whether one more microbatch fits both chunks of every rank up to this one, and there is one."""
     for r in range(rank + 1):
         if at.held[r] + step.taken[F, r] + step.taken[F, step.duration.shape[1] - 1 - r] > step.room[r]:
             return False
@@ -118,13 +119,13 @@ def _room_for_more(step: StepTimes, at: _Placed, rank: int) -> bool:
 
 @kernel
 def _warm_up(step: StepTimes, at: _Placed) -> None:
-    """Forwards before the first backward: the first microbatch goes down the V and up again, and others down while it is
+    """Forwards before the first backward: the first microbatch goes down the V and up again, with others down while it is
     away; then later ranks get as many as the ranks before them, down and up in turn."""
     ranks, last = len(step.room), step.duration.shape[1] - 1
     for rank in range(ranks):
         _run(step, at, F, rank)
     for rank in range(ranks - 1, -1, -1):
-        # The rank before the turning point has nothing to wait for.
+        # The rank before the turn has nothing to wait for.
         while rank < ranks - 1 and _room_for_more(step, at, rank):
             if at.now[rank] + step.duration[F, rank] > _arrival(step, at, F, last - rank):
                 break
@@ -147,8 +148,8 @@ def _warm_up(step: StepTimes, at: _Placed) -> None:
 
 @kernel
 def _half_round(step: StepTimes, at: _Placed, kind: int, chosen: Ints) -> int:
-    """One F or one B on every rank that has one: of the chunk that is further along, if its input is placed. chosen: output,
-    the stage of each rank. Returns the number of passes placed."""
+    """One F or one B of every rank that has one: of the chunk that is further along, where its input is placed. chosen: to
+    be filled, the stage of each rank. Returns how many passes it placed."""
     ranks, last = len(step.room), step.duration.shape[1] - 1
     for rank in range(ranks):
         further, other = (last - rank, rank) if kind == F else (rank, last - rank)
@@ -169,7 +170,7 @@ def _half_round(step: StepTimes, at: _Placed, kind: int, chosen: Ints) -> int:
 
 @kernel
 def _turns(step: StepTimes, m: int) -> Ints:
-    """The passes of each rank in order, as kind · stages + stage, shape (ranks, 6 m); none if the memory is too small."""
+    """The passes of each rank in order, as kind · stages + stage, shape (ranks, 6 m); none where the memory is too small."""
     stages, ranks = step.duration.shape[1], len(step.room)
     at = _Placed(
         np.full((2, stages, m), -1, np.int64),
