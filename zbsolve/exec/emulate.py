@@ -1,4 +1,4 @@
-"""Emulated devices: tensors, messages and orders are real, and times are those of a given device.
+"""Emulated devices: tensors, messages and orders are real, but times are a given device's.
 
 A rank runs each pass for real, and then sleeps until its emulated device would be done. The device has a clock. A pass
 starts there when the pass before it has ended and its message has arrived, which takes the link's time from the end of the

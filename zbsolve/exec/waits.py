@@ -15,7 +15,7 @@ Helped = tuple[str, int, int]  # kind of the helper, stage, part
 
 
 def circle(programs: Sequence[Program]) -> tuple[str, ...]:
-    """Why a step may deadlock: lines of which each waits for the one before it, and the first for the last; () where it
+    """Why a step may deadlock: lines, each of which waits for the previous one, and the first for the last; () where it
     cannot. programs: of all ranks, as `lower` makes them."""
     return graph_of(programs).circle()
 
