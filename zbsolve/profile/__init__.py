@@ -1,4 +1,4 @@
-"""What was measured of a model: profiles, what changed between two, a run as a profile."""
+"""Profiles: the measured costs of a model; changes between two profiles; a run's trace as a profile."""
 
 from typing import TYPE_CHECKING
 

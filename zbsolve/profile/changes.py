@@ -1,4 +1,4 @@
-"""How a model's costs changed: two profiles side by side, and beyond their spread or not."""
+"""Compares two profiles of a model, and decides which changes are beyond the spread of the samples."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .profile import Profile
 KINDS = ("F", "B", "W", "BW", "X", "U", "all_to_all", "message")
 HELD = ("held_until_B", "held_until_W", "held_from_B", "transient")
 BYTES = (*HELD, "parameter_bytes", "frozen_bytes", "buffer_bytes", "output_bytes")
-MIN_SAMPLES = 5  # samples on each side, below which nothing is said to be beyond the spread
-CHANCE = 0.01  # how often a difference without a cause may be called one, for one layer and kind
+MIN_SAMPLES = 5  # with fewer samples on either side, it is not decided whether a change is beyond the spread
+CHANCE = 0.01  # probability that a change of one layer and kind is called beyond the spread by chance
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One cost of one layer (or of all, layer "") in both profiles: µs or bytes. `change`: new / old − 1, None from 0.
-    `beyond`: whether that is more than the spread of the samples; None where too few samples were kept to say so."""
+    """A cost of a layer (of all layers: layer "") in both profiles, µs or bytes. change: new / old − 1; None if old is 0.
+    beyond: the change is larger than the spread of the samples; None: there are too few samples to decide that."""
 
     layer: str
     what: str
@@ -36,8 +36,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Drift(Fields):
-    """All changes: `layers` in the newer profile's order, `total` over all layers and of the link (for a message of the
-    largest output), `bytes` where they differ. `only_old`, `only_new`: layers that one profile alone has."""
+    """All changes. layers: in the newer profile's order. total: sums over all layers, and the link (a message of the largest
+    output). bytes: those that differ. only_old, only_new: names of layers that only one profile has."""
 
     layers: tuple[Change, ...]
     total: tuple[Change, ...]
@@ -46,8 +46,8 @@ class Drift(Fields):
     only_new: tuple[str, ...]
 
     def within(self, share: float) -> bool:
-        """Whether both have the same layers, and no time and no bytes differ by more than a share, up or down. What samples
-        do not tell from their spread counts as the same; where there are none, the numbers count."""
+        """Whether both have the same layers, and no time and no bytes differ by more than `share`. Changes within the spread
+        of the samples do not count; without samples, the numbers are compared."""
         links = (change for change in self.total if change.what == "link")  # the others are sums over layers
         moved = (change for change in (*self.layers, *links, *self.bytes) if change.beyond is not False)
         far = any(change.change is None or abs(change.change) > share for change in moved)
@@ -55,10 +55,10 @@ class Drift(Fields):
 
 
 def drift(old: Profile, new: Profile) -> Drift:
-    """What changed from `old` to `new`, for layers of the same name and turn.
+    """What changed from `old` to `new`. Layers are matched by name; of equal names the first with the first, and so on.
 
-    A change is beyond the spread where the middle halves of both samples lie apart, and a rank-sum test (Mann and Whitney
-    1947) would see such a difference by chance in less than one of a hundred. Raises BadInput where no layer is in both.
+    A change is beyond the spread if the interquartile ranges of both samples do not overlap, and a rank-sum test (Mann and
+    Whitney 1947) gives such a difference by chance in less than 1 % of cases. Raises BadInput if no layer is in both.
     """
     olds, news = _numbered(old), _numbered(new)
     both = {name: (olds[name], layer) for name, layer in news.items() if name in olds}
@@ -86,7 +86,7 @@ def drift(old: Profile, new: Profile) -> Drift:
 
 
 def _numbered(profile: Profile) -> dict[str, Layer]:
-    """Layers by name; the second of a name gets its turn behind it."""
+    """Layers by name; a repeated name gets a number: `name (2)`."""
     layers: dict[str, Layer] = {}
     for layer in profile.layers:
         name, turn = layer.name, 2
@@ -124,8 +124,7 @@ def _beyond(before: Sequence[float], after: Sequence[float]) -> bool | None:
 
 
 def rank_sum(sample: Sequence[float], other: Sequence[float]) -> float:
-    """How probable so different samples are if both are of one kind: the two-sided rank-sum test with ties at their mean
-    rank, by the normal approximation."""
+    """The p-value of the two-sided rank-sum test, by the normal approximation; ties have their mean rank."""
     values = np.concatenate([sample, other])
     n, m = len(sample), len(other)
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)

@@ -1,4 +1,4 @@
-"""What is to be doubted of a profile's numbers, and of a schedule that was made for another model."""
+"""Warnings about a profile's numbers, and about a schedule that was made for another model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..layer import Layer, layer_ranges
 from ..util.text import printable
 from .profile import Profile
 
-LONG_SPLIT, SHORT_SPLIT = 1.1, 0.9  # (B + W) / BW above and below which a warning says so
+LONG_SPLIT, SHORT_SPLIT = 1.1, 0.9  # there is a warning if (B + W) / BW is above or below
 
 
 def doubts(profile: Profile) -> list[str]:
-    """What the profiler warned of, B and W far from BW, and slices far from the lines that stand for them; a line each."""
+    """A line for each doubt: warnings of the profiler, B + W far from BW, and slices far from their fitted lines."""
     warned = profile.facts.get("warnings", [])
     notes = [printable(str(note)) for note in warned] if isinstance(warned, list) else []
     return [*dict.fromkeys((*notes, *split_doubts(profile.layers), *filter(None, [layer_errors_note(profile)])))]
 
 
 def split_doubts(layers: Sequence[Layer]) -> list[str]:
-    """A line where B and W together take far more or far less than BW, of layers that know both."""
+    """A line if B and W together take far more or far less than BW; only if both are known."""
     apart, fused = sum(layer.B + layer.W for layer in layers), sum(layer.BW for layer in layers)
     if not apart or not fused or SHORT_SPLIT * fused <= apart <= LONG_SPLIT * fused:
         return []
@@ -36,12 +36,12 @@ def split_doubts(layers: Sequence[Layer]) -> list[str]:
 
 
 def other_model(source: str, model: str) -> str:
-    """A line where a schedule's times, from `source` (see `Problem.source`), are of another model; "" where they are of this
-    one, or numbers that somebody gave. The same function of the same file may lie in another folder."""
+    """A warning if a schedule's times (`source`: see `Problem.source`) are of another model; "" if they are of this model,
+    or were typed in. Folders of the model's file are not compared."""
     same = f": {_short(model)}, " in f"{_short(source)}, "
     if same or not source or source.startswith("given"):
         return ""
-    times = re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", source)  # without notes in brackets, which fill lines
+    times = re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", source)  # without notes in brackets, which are long
     return f"WARNING: the schedule was made by the times '{printable(times)}', and the model here is {printable(model)}"
 
 
@@ -60,8 +60,8 @@ NOTABLE = 0.01  # a share of a stage's passes
 
 
 def rounding_note(profile: Profile, counts: Sequence[int]) -> str:
-    """A line where rounding to whole µs changes a time by more than 1 % of what its stage's passes take, about the time that
-    it changes most; "" where it does not. counts: layers of each stage."""
+    """A line about the time that changes most by rounding to whole µs, if that is more than 1 % of its stage's passes;
+    otherwise "". counts: layers of each stage."""
     largest = max(chain.from_iterable(_changes(profile, i, here) for i, here in enumerate(layer_ranges(counts))))
     share, what, exact = largest
     if share <= NOTABLE:
@@ -84,27 +84,27 @@ def _changes(profile: Profile, stage: int, here: range) -> list[tuple[float, str
 
 
 NOTABLE_ERROR = 0.10  # of a slice's time
-SMALL = 0.01  # of all layers' time: who takes less does not count
+SMALL = 0.01  # of all layers' time: shorter layers do not count
 KINDS = ("F", "B", "W", "BW")
 ADVICE = "time them longer (profile --seconds), or take fewer, longer slices"
 
 
 def layer_errors_note(profile: Profile) -> str:
-    """A line where slices of a layer were timed more than 10 % apart from their line, about the one that is most µs apart;
-    or "". What takes less than 1 % of all layers' time does not count."""
+    """A line if measured slices of a layer differ from their fitted line by more than 10 %, about the layer with the largest
+    difference in µs; otherwise "". Layers with less than 1 % of all layers' time do not count."""
     groups = [(f"layer '{printable(layer.name)}'", [layer]) for layer in profile.layers]
     return _farthest(profile, groups, KINDS, SMALL)
 
 
 def stage_errors_note(profile: Profile, counts: Sequence[int], fused: bool) -> str:
-    """The same of stages, whose layers may all be apart at once. counts: layers of each stage."""
+    """The same for stages, with the differences of their layers added up. counts: layers of each stage."""
     stages = enumerate(layer_ranges(counts))
     groups = [(f"stage {stage}", [profile.layers[i] for i in here]) for stage, here in stages]
     return _farthest(profile, groups, ("F", "BW") if fused else ("F", "B", "W"), 0.0)
 
 
 def _farthest(profile: Profile, groups: Sequence[tuple[str, list[Layer]]], kinds: Sequence[str], small: float) -> str:
-    """About the layers and the kind of pass whose slices are most µs apart from their lines. small: see `SMALL`."""
+    """A line about the group of layers and the kind of pass with the largest difference in µs. small: see `SMALL`."""
     cuts, errors, far = _cuts(profile), _errors(profile), list[tuple[float, float, str]]()
     for kind in kinds if errors else ():
         times = {layer: sum(slice_times([layer], kind, cuts)) for layer in profile.layers}
@@ -120,7 +120,7 @@ def _farthest(profile: Profile, groups: Sequence[tuple[str, list[Layer]]], kinds
 
 
 def _cuts(profile: Profile) -> Any:
-    """Those that were timed; () where none were."""
+    """The cuts of the slices that were timed; () if none were."""
     facts = profile.facts.get("slices")
     lengths = facts.get("lengths") if isinstance(facts, dict) else None
     return cuts_of([float(length) for length in lengths], profile.layers) if lengths else ()

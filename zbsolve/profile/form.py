@@ -1,4 +1,4 @@
-"""A profile in a file: what a program saved, and what a person types, where only times are needed and units may be said."""
+"""The form of a profile in a file, saved or written by hand. In the latter only times are needed; values may have units."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
 
 ROUNDING = 1e-9
-BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
-SIZES = ("held_until_B", "held_until_W", "parameter_bytes", "output_bytes")  # of a layer, that a file may leave out
+BACKWARD = ("B", "W", "BW")  # a layer needs B and W, or BW
+SIZES = ("held_until_B", "held_until_W", "parameter_bytes", "output_bytes")  # fields of a layer that a file may leave out
 RATES = ("bytes_per_us", "d2h", "h2d", "d2h_both", "h2d_both")
 STATES = (
     "bytes of parameters, gradients and optimizer state for each byte of trained parameters (4: Adam, all of one type; 8: "
     "Adam beside parameters of 16 bits)"
 )
-TIME = AMOUNT | str  # a number of µs, or text with its unit
-SIZE = COUNT | str  # the same of bytes
+TIME = AMOUNT | str  # a number of µs, or text with a unit
+SIZE = COUNT | str  # a number of bytes, or text with a unit
 Sample = Annotated[float, msgspec.Meta(gt=-(2.0**62), lt=2.0**62)]
 Factor = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
 
@@ -51,7 +51,7 @@ IN_FILES: dict[Any, Any] = {
 
 
 def _form(kind: type, **own: tuple[Any, ...]) -> Any:
-    """The fields of a dataclass in a file. own: (type, default) of those that are other there; (type,): needed."""
+    """A Struct with the fields of a dataclass. own: field → (type, default) if it differs in files; (type,): required."""
     hints, columns = get_type_hints(kind), []
     for field in fields(kind):
         hint = hints[field.name]
@@ -102,7 +102,7 @@ VocabularyForm = _form(
 
 
 class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A profile in a file: a misspelt field must not pass for one that was left out."""
+    """A profile in a file. Unknown fields are refused, since they may be misspelt."""
 
     source: str = "given"
     model: str = "unnamed"
@@ -125,7 +125,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:
-    """A layer from its form; index: its number, for a name where it has none. Raises BadInput naming `where` and the
+    """A layer from its form. index: its number, for the name of a layer without one. Raises BadInput naming `where` and the
     field."""
 
     def gives(rows: Sequence[GivenForm], where: str) -> tuple[Given, ...]:
@@ -142,8 +142,8 @@ def layer_from(form: Any, where: str, index: int = 0) -> Layer:
 
 
 def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
-    """A layer from those of its fields that are known; others are absent or None. B and W without BW: a fused backward takes
-    as long as both. BW alone: B and W are 0, and nothing else is known. Raises BadInput naming `where`."""
+    """A layer from its known fields; unknown ones are absent or None. Without BW, BW is B + W. With only BW, B and W are 0.
+    Raises BadInput naming `where`."""
     known = {name: value for name, value in costs.items() if value is not None}
     missing = [name for name in ("B", "W") if name not in known]
     if len(missing) == 1 or (missing and "BW" not in known):
@@ -188,8 +188,8 @@ def link_from(form: Any, where: str, name: str = "link") -> Link:
 
 
 def host_from(form: Any, where: str) -> HostLink | None:
-    """The link to host memory, where there is one; what is not said of a way is as on the other, and alone. Raises BadInput
-    naming `where` and the field."""
+    """The link to host memory, or None. A missing bandwidth is that of the other direction; one for both directions at once
+    is that of one direction alone. Raises BadInput naming `where` and the field."""
     if form is None:
         return None
     costs = _fields(form, HostLink, f"{where}: host")
@@ -200,7 +200,7 @@ def host_from(form: Any, where: str) -> HostLink | None:
 
 
 def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | None:
-    """What a sharded vocabulary costs, where that is known. Raises BadInput naming `where` and the field."""
+    """The costs of a sharded vocabulary, or None. Raises BadInput naming `where` and the field."""
     if form is None:
         return None
 
@@ -223,8 +223,8 @@ def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | Non
 
 
 def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """A form's fields as those of a dataclass; text says a time, bytes or a rate. inner: what reads a field that is a
-    form."""
+    """A form's fields as those of a dataclass; text is parsed as a time, bytes or a rate. inner: field that is itself a form
+    → its reader."""
     values, hints = {}, get_type_hints(kind)
     for name, value in msgspec.structs.asdict(form).items():
         if name in inner:
@@ -235,7 +235,7 @@ def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any
 
 
 def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], where: str) -> Tied:
-    """What layers share. Raises BadInput naming `where`, also where a layer shares more than its parameters have."""
+    """The parameters that layers share. Raises BadInput naming `where`, also if a layer shares more bytes than it has."""
     where, shared = f"{where}: field 'tied'", [0] * len(layers)
     for size, group in form:
         if len({*group}) < 2 or max(group) >= len(layers):
@@ -256,7 +256,7 @@ def states_from(form: float | None, layers: Sequence[Layer], where: str) -> floa
 
 
 def read(value: Any, hint: Any, what: str) -> Any:
-    """A number as it is, or None; text as the time, the bytes (hint int) or the bandwidth (hint "rate") that it says. Raises
+    """A number or None unchanged; text parsed as a time, as bytes (hint int) or as a bandwidth (hint "rate"). Raises
     BadInput naming `what`."""
     if not isinstance(value, str) or hint is str:
         return value

@@ -1,4 +1,4 @@
-"""Numbers that somebody gives in place of a measurement → a profile with one layer a stage."""
+"""Makes a profile with one layer a stage from given numbers, in place of a measurement."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """What can be given of a stage. fields: of a `Layer`, each with a part of "A/B"; one part alone is for the last of them.
-    parse: text → µs or bytes."""
+    """A number that can be given for a stage. fields: of a `Layer`; a value "A/B" has a part for each of them, and one with
+    a single part is for the last. parse: text → µs or bytes."""
 
     fields: tuple[str, ...]
     parse: Callable[[str, str], float]
@@ -54,7 +54,7 @@ NUMBERS = {
     },
     "message-bytes": Number(("output_bytes",), parse_bytes, "bytes of the message to the next stage"),
 }
-NOTHING = re.compile(r"\s*0*\.?0*\s*")  # needs no unit
+NOTHING = re.compile(r"\s*0*\.?0*\s*")  # zero, which needs no unit
 MAX_STAGES = 100_000
 # Of a rank and of all of them.
 RANK = {
@@ -87,8 +87,8 @@ Words = Mapping[str, str | Sequence[str]]
 
 
 def words_of(words: Sequence[str], given: Words) -> dict[str, str | Sequence[str]]:
-    """Numbers by name: those `given`, and those that `words` have: `NAME=VALUE`, a CSV file with a row a stage, or a JSON
-    object. Raises BadInput, also where a number is said twice."""
+    """Numbers by name: `given` ones, and those in `words`: `NAME=VALUE`, a CSV file with a row for each stage, or a JSON
+    object. Raises BadInput, also if a number is given twice."""
     numbers: dict[str, str | Sequence[str]] = dict(given)
     for word in words:
         name, equals, value = word.partition("=")
@@ -111,8 +111,8 @@ def _table(path: str) -> Words:
 
 
 def stage_columns(path: str) -> dict[str, list[str]]:
-    """Column → cells of a CSV file with a header: names of `NUMBERS`, or `name`. A unit in the header, as in `F (ms)`, is
-    that of all its cells. Raises BadInput."""
+    """Column → cells of a CSV file. Its header has names of `NUMBERS`, or `name`. A unit in the header, as in `F (ms)`, is
+    for all cells of the column. Raises BadInput."""
     rows = [row for row in csv.reader(StringIO(read_text(path))) if any(cell.strip() for cell in row)]
     if len(rows) < 2:
         raise BadInput(f"{path}: a header and a row a stage are needed")
@@ -133,8 +133,8 @@ def stage_columns(path: str) -> dict[str, list[str]]:
 
 
 def values(name: str, cells: str | Sequence[str], stages: int) -> list[dict[str, Any]]:
-    """What is given of each stage: field of a `Layer` → µs or bytes. cells: one value, or values with commas between them,
-    or `@stages.csv`, or a list of them; messages may leave out the last stage, which sends none. Raises BadInput."""
+    """For each stage: field of a `Layer` → µs or bytes. cells: one value, values separated by commas, a list of values, or
+    `@stages.csv`. Messages may leave out the last stage, which sends none. Raises BadInput."""
     number = NUMBERS[name]
     if isinstance(cells, str) and cells.startswith("@"):
         columns = stage_columns(cells[1:])
@@ -163,7 +163,7 @@ def _fields(name: str, number: Number, parts: Sequence[str]) -> dict[str, float]
 def given_profile(words: Words) -> Profile:
     """A profile with one layer a stage, from numbers by name; its source is "given".
 
-    words: of RANK, and of each stage as `values` takes them; `name`: the names of the layers. Raises BadInput.
+    words: numbers of RANK, and of stages as for `values`; `name`: the names of the layers. Raises BadInput.
     """
     if unknown := words.keys() - {*NUMBERS, *RANK, "name"}:
         raise BadInput(f"{min(unknown)[:40]}: unknown (one of {', '.join((*RANK, *NUMBERS))})")
@@ -214,7 +214,7 @@ def _layers(words: Words, stages: int) -> tuple[Layer, ...]:
 
 
 def _check_enough(words: Mapping[str, Any], states: float | None) -> None:
-    """Raise BadInput where something is missing that nothing stands in for."""
+    """Raise BadInput if a number without a default is missing."""
     if "F" not in words:
         raise BadInput("F is needed: the time of the forward")
     if ("B" in words) != ("W" in words) or not {"B", "BW"} & words.keys():
@@ -254,9 +254,9 @@ def _factors(text: str, ranks: int) -> tuple[float, ...]:
 
 
 def _link(rank: Mapping[str, str], of: str, timed: bool) -> Link:
-    """The link that latency and bandwidth make; none where messages are given as times. of: what words begin with."""
+    """The link with the given latency and bandwidth. of: prefix of the words. timed: refuse these; messages have times."""
     latency, bandwidth = f"{of}latency", f"{of}bandwidth"
-    whole = {bandwidth} if "shared" in rank else {latency, bandwidth}  # a link takes a message's time but for its latency
+    whole = {bandwidth} if "shared" in rank else {latency, bandwidth}  # messages occupy a shared link without latency
     if timed and whole & rank.keys():
         raise BadInput("comm says how long messages take: leave out latency and bandwidth")
     return Link(
@@ -266,7 +266,7 @@ def _link(rank: Mapping[str, str], of: str, timed: bool) -> Link:
 
 
 def _sites(rank: Mapping[str, str], timed: bool) -> Link | None:
-    """The link between sites, where something is said of it. timed: messages are given as times. Raises BadInput."""
+    """The link between sites, or None if not given. timed: messages are given as times. Raises BadInput."""
     names = {"sites", "site-latency", "site-bandwidth"} & rank.keys()
     if names and (timed or len(names) < 3):
         raise BadInput("sites: message-bytes, site-latency and site-bandwidth say how long messages take, not comm")
@@ -274,7 +274,7 @@ def _sites(rank: Mapping[str, str], timed: bool) -> Link | None:
 
 
 def _host(rank: Mapping[str, str]) -> HostLink | None:
-    """The link to host memory, where something is said of it. Raises BadInput."""
+    """The link to host memory, or None if not given. Raises BadInput."""
     words = {name: text for name, text in rank.items() if name.startswith("host-")}
     if not words:
         return None

@@ -1,8 +1,8 @@
-"""How long microbatches are: one factor each, where the sequences that they hold differ in length; and which passes stalled.
+"""Factors of microbatches whose sequences differ in length, from a run; and which passes stalled.
 
-A longer microbatch takes longer at every stage, so what others of its stage took in the median, times one factor a
-microbatch, is what its passes took. A pipeline waits for the longest, so medians alone give too short a step. A stall is a
-pass that took several times what others of its lane did.
+A longer microbatch takes longer on every stage. The model of its passes' times is the median time of the stage's passes,
+times one factor for the microbatch. A pipeline waits for the longest microbatch, so medians alone would predict too short a
+step. A stall is a pass that took several times the median of its lane.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..trace import Trace
 from ..util.files import Fields
 from ..util.statistics import weighted_median
 
-LEFT = 0.5  # of the spread that medians leave: what factors may leave at most, to be said to explain it
-CLOSER = 0.01  # of the median step: so much closer its order must come with its own factors
+LEFT = 0.5  # factors explain the times if at most this share of the spread around medians remains
+CLOSER = 0.01  # of the median step: by so much the replay with factors must be closer to the measurement
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """usual: µs that each pass computes, the median of its lane (all microbatches and steps), shape (passes,). each: how
-    much longer a microbatch took in a step, the median over its passes, shape (steps, microbatches). base: µs of a pass of a
-    microbatch whose factor is 1, so that base times factor has the least absolute deviations from its lane's times; shape
-    (passes,). spread: how far passes lie from their usual time, the median as a share; left: the same with the factors."""
+    """usual: median µs of each pass's lane (all microbatches and steps), shape (passes,). each: the factor of a microbatch
+    in a step, the median over its passes, shape (steps, microbatches). base: µs of a pass of a microbatch with factor 1,
+    shape (passes,); base times factor has the least absolute deviation from the lane's times. spread: the median relative
+    deviation of passes from usual. left: the same from base times factor."""
 
     usual: Floats
     each: Floats
@@ -37,7 +37,7 @@ class Lengths:
 
     @property
     def explain(self) -> bool:
-        """Whether factors take away half of the spread or more: of passes that vary by themselves they take less."""
+        """Whether factors reduce the spread by half or more. If passes vary independently, they reduce it by less."""
         return self.spread > 0 and self.left <= LEFT * self.spread
 
 
@@ -64,8 +64,8 @@ def lengths_of(trace: Trace) -> Lengths:
 
 
 def factors_of(trace: Trace, lengths: Lengths) -> tuple[float, ...]:
-    """The factors of the median step, where they explain what passes took and bring its order closer to what was measured
-    than medians alone do, by a per cent of it; else ()."""
+    """The factors of the median step, if they explain the times of passes, and if its replay with them is closer to the
+    measured step by at least 1 % of it than with medians only; otherwise ()."""
     factors, measured = lengths.each[trace.median_step], trace.steps[trace.median_step].value
     if not lengths.explain or not measured:
         return ()
@@ -76,20 +76,20 @@ def factors_of(trace: Trace, lengths: Lengths) -> tuple[float, ...]:
 
 
 def with_times(problem: Problem, times: Floats) -> Problem:
-    """The same step where passes compute so many µs, shape (passes,), rounded to whole ones."""
+    """The same step with other times of compute passes. times: µs, shape (passes,); they are rounded."""
     p = problem.passes
     own = np.rint(times).astype(np.int64) + problem.sending
     return replace(problem, passes=replace(p, duration=np.where(problem.computing, own, p.duration)))
 
 
-STALLED, LEAST_SHARE = 3.0, 0.005  # times the median of its lane; and longer than that by this share of the median step
-MOST = 20  # stalls that are named
+STALLED, LEAST_SHARE = 3.0, 0.005  # a stall takes 3 times its lane's median, and more by this share of the median step
+MOST = 20  # stalls that are reported
 
 
 @dataclass(frozen=True, slots=True)
 class Stall(Fields):
-    """A pass that stalled. step: number of the trace's step; took and usual (its lane's median), µs; measured: the step's
-    time; without: what the step would have taken with the usual time in its place, by the longest path."""
+    """A pass that stalled. step: the number of the trace's step. took: µs. usual: its lane's median, µs. measured: the
+    step's time. without: the step's time by simulation with `usual` in place of `took`."""
 
     step: int
     name: str
@@ -101,8 +101,8 @@ class Stall(Fields):
 
 
 def stalls_of(trace: Trace) -> tuple[Stall, ...]:
-    """The longest stalls of a run, at most 20, longest first. A lane is all passes of one kind, stage and rank, of all
-    steps; where microbatches differ in length, a longer one may take longer."""
+    """The longest stalls of a run, at most 20, longest first. A lane is all passes of one kind, stage and rank, in all
+    steps. If microbatches differ in length, passes are compared with the median times the microbatch's factor."""
     problem, lengths = trace.problem, lengths_of(trace)
     times = trace.computed()
     usual = np.tile(lengths.usual, (len(times), 1))

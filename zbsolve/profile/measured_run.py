@@ -1,4 +1,4 @@
-"""A running job's trace → a profile, so that its schedule can be solved again for what the cluster really does."""
+"""Makes a profile from a run's trace, so that its schedule can be solved again with the times on the cluster."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ from .doubtful import model_said_by
 from .lengths import factors_of, lengths_of
 from .profile import Profile
 
-ALIKE = 0.05  # ranks that are less than this slower or faster than the middle one count as alike
+ALIKE = 0.05  # ranks whose ratio differs from the median rank's by less count as equal
 Samples = dict[tuple[int, str], list[float]]  # µs, by layer and kind
 LINKS, FROM_STEPS = "links", "medians of the run's own steps"  # a fact of runs whose problem has the messages that they took
-WITH = {"BW": ("B", "W"), "B": ("BW",), "W": ("BW",), "X": ("F",)}  # times that nobody ran change with these
+WITH = {"BW": ("B", "W"), "B": ("BW",), "W": ("BW",), "X": ("F",)}  # times of kinds that did not run are scaled as these
 
 
 def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
-    """What a run says about its layers, ranks and messages: its own problem built from the result has the medians that
-    the run measured, to the rounding.
+    """The profile of a run. Its problem, built again from this profile, has the medians that the run measured (rounded).
 
-    A pass of a stage is shared out over the stage's layers as in `base` (without: evenly, messages and all-to-alls as its
-    problem has them, and bytes are unknown, 0). A rank whose passes together take 5 % more or less of what `base` says than
-    the middle rank's do is taken for a slower or faster device (`rank_factors`); all else is put on the layers. Kinds that
-    did not run change as their nearest did (BW with B and W, X with F). Message times are scaled as those took that an idle
-    rank was waiting for. Where the problem's microbatches differ, those of the median step get factors (`factors_of`), and
-    times and samples are those of a microbatch whose factor is 1. What passes slowed each other by (the base says it, or the
-    problem) is taken out of them, and kept (`slowdowns`). Where the vocabulary is sharded, S and T of its ranks
-    and what is left of the layers at the ends are measured (see `with_shards`). Raises BadInput, also for sequences that ran
-    in slices: their times say nothing of whole ones.
+    trace: the run. base: the profile of its model; None: bytes are unknown (0), and messages are as in the problem.
+
+    A stage's time is divided among its layers as in `base`; without one, evenly. A rank whose passes take 5 % more or less
+    than the median rank's, relative to `base`, is taken to be a slower or faster device (`rank_factors`); other differences
+    are attributed to layers. Kinds that did not run are scaled as related ones (BW as B and W, X as F), and messages as
+    those for which an idle rank was waiting. If microbatches differ, those of the median step get factors (`factors_of`);
+    times and samples are for a factor of 1. Known slowdowns of passes by each other are removed from times, and kept as
+    `slowdowns`. With a sharded vocabulary, S and T and the rests of the first and last layers are measured (see
+    `with_shards`). Raises BadInput, also for sequences in slices, whose times are not those of whole sequences.
     """
     if trace.problem.slices > 1:
         raise BadInput(
@@ -116,14 +115,14 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
 
 
 def _blocking(trace: Trace, base: Profile | None) -> bool:
-    """Whether messages hold their sender up: as the run showed it, and the base knows of a schedule that was made for it."""
+    """Whether messages block their sender: as the run showed it; or, for a schedule made for `base`, as in that profile."""
     if base is not None and trace.facts.get(LINKS) != FROM_STEPS:
         return base.link.blocking
     return bool(trace.problem.sending.any())
 
 
 def _source(trace: Trace, base: Profile | None) -> str:
-    """Measured only where the run's times are, and what the base adds."""
+    """The profile's source: "measured" only if the times of the run and of the base were measured."""
     if "emulated" in trace.facts:
         return "estimated: an emulated run"
     before = trace.problem.source if base is None else base.source
@@ -157,7 +156,7 @@ def _groups(problem: Problem) -> list[_Group]:
 
 
 def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tuple[Layer, ...]:
-    """The base's; without one, layers that share their stage's predicted times evenly."""
+    """The layers of `base`; without one, layers with equal parts of their stage's predicted times."""
     stages = problem.model_stages
     if base is None and (problem.edges.beside.any() or rows_begun(problem)):
         raise BadInput("trace: its step has side inputs: a base profile is needed, which says what they are")
@@ -180,7 +179,7 @@ def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tup
 
 
 def _all_to_alls(problem: Problem, stages: int) -> list[float]:
-    """µs of an all-to-all a stage: the mean of those behind F and behind the backward, since a layer has one for both."""
+    """µs of an all-to-all of each stage: the mean over F's and the backward's, since a layer has one number for both."""
     p = problem.passes
     total = np.zeros(stages)
     for kind in ("AF", "AB"):
@@ -190,8 +189,8 @@ def _all_to_alls(problem: Problem, stages: int) -> list[float]:
 
 
 def _messages(problem: Problem, stages: int) -> list[float]:
-    """µs of the message behind each stage, the mean of both ways; where there is none, or none between ranks, as long as the
-    longest."""
+    """µs of the message after each stage, the mean of both directions; the largest of these for stages without a message
+    between ranks."""
     p, e = problem.passes, problem.edges
     apart = (p.rank[e.before] != p.rank[e.after]) & e.carrying("activation", "gradient")
     behind = np.minimum(p.stage[e.before], p.stage[e.after])[apart]
@@ -201,8 +200,8 @@ def _messages(problem: Problem, stages: int) -> list[float]:
 
 
 def _rank_ratios(problem: Problem, groups: list[_Group], layers: tuple[Layer, ...], usual: Floats) -> list[float]:
-    """Measured over what the layers say, of all passes of each rank. usual: µs of each pass as its kind and stage usually
-    take there, shape (passes,)."""
+    """The ratio of measured time to the layers' time, over all passes of each rank. usual: usual µs of each pass by kind,
+    stage and rank, shape (passes,)."""
     measured, stated = np.zeros(problem.ranks), np.zeros(problem.ranks)
     for group in groups:
         measured[group.rank] += float(usual[group.rows].sum())
@@ -215,7 +214,7 @@ def _rank_ratios(problem: Problem, groups: list[_Group], layers: tuple[Layer, ..
 
 
 def _layers_run(problem: Problem, stage: int, kind: str) -> range:
-    """The layers that a stage's passes of a kind run: of X those that recompute."""
+    """The layers that passes of this kind run: all of the stage; for X, those that recompute."""
     here = layer_ranges(problem.layers)[stage]
     return here[: problem.recomputed[stage]] if kind == "X" and problem.recomputed else here
 
@@ -244,7 +243,7 @@ def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
 
 
 def _link_scale(trace: Trace) -> tuple[float, int]:
-    """How much longer messages took than predicted; 1 where none was heard. With the number of those."""
+    """(ratio of measured to predicted message times, number of measured messages); the ratio is 1 if there are none."""
     heard = heard_messages(trace)
     measured, lag = sum(float(array.sum()) for array in heard.values()), trace.problem.edges.lag
     predicted, count = sum(float(lag[row]) * len(array) for row, array in heard.items()), sum(map(len, heard.values()))
@@ -252,8 +251,8 @@ def _link_scale(trace: Trace) -> tuple[float, int]:
 
 
 def heard_messages(trace: Trace) -> dict[int, Floats]:
-    """Edge → µs that its message took in the steps where its rank stood idle from before it was sent (others may have lain
-    there unseen); nothing where the predicted ones are the run's own, or wait for each other on links that they share."""
+    """Edge → µs of its message in each step in which the receiver was idle when it was sent. (Others may have arrived before
+    the receiver looked.) Empty if predicted times are the run's own, or messages share links."""
     problem = trace.problem
     if trace.facts.get(LINKS) == FROM_STEPS or problem.has(SHARED):
         return {}
@@ -271,15 +270,15 @@ def heard_messages(trace: Trace) -> dict[int, Floats]:
 
 
 def without_shards(base: Profile | None) -> Profile:
-    """What a run of a sharded vocabulary is compared with: `base` without what lies on all ranks. Raises BadInput."""
+    """`base` without the layers that are sharded over all ranks, to compare with such a run. Raises BadInput."""
     if base is None:
         raise BadInput("trace: its vocabulary is sharded: a base profile is needed, which says what is left of the layers")
     return without_vocabulary(base)
 
 
 def with_shards(profile: Profile, trace: Trace, base: Profile) -> Profile:
-    """`profile`, which a run says of what is left of the layers, put into `base`: the run's S and T go into the row of its
-    ranks. The ends' whole layers, collectives, and other numbers of ranks did not run and stay as they were."""
+    """`profile`, which a run with a sharded vocabulary gave, with the vocabulary of `base` and the run's S and T in the row
+    of its number of ranks. Whole first and last layers, collectives and other rows did not run and stay as in `base`."""
     costs, barriers, ranks = base.vocabulary, barriers_of(trace.problem), trace.problem.ranks
     assert costs is not None
     row, (S, T) = costs.shard(ranks), (_shard_us(profile, trace, kind) for kind in ("S", "T"))

@@ -1,5 +1,5 @@
-"""What was measured (or estimated, or given) of a model on a machine, and the problem it makes; the rows of its
-collectives."""
+"""`Profile`: the costs of a model on a machine, measured, estimated or given; and the measured collectives in it, a row
+each."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
-    """A collective between `ranks` ranks on `nodes` nodes takes latency + bytes / bytes_per_us µs for a tensor of so many
-    bytes, which every rank has, whole, before or after it."""
+    """A collective between `ranks` ranks on `nodes` nodes takes latency + bytes / bytes_per_us µs. bytes: of the whole
+    tensor, which every rank has before or after it."""
 
     kind: str
     ranks: Count
@@ -56,7 +56,7 @@ class _Rows(msgspec.Struct):
 
 
 def collective_rows(profile: Profile, where: str) -> list[CollectiveRow]:
-    """What was measured. Raises BadInput naming `where` where nothing was."""
+    """The measured collectives. Raises BadInput naming `where` if there are none."""
     if not profile.facts.get(FACT):
         raise BadInput(f"{where}: facts: '{FACT}' is missing: profile under torchrun writes it")
     return checked({FACT: profile.facts[FACT]}, _Rows, f"{where}: facts").collectives
@@ -74,7 +74,7 @@ NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes", *OF_SIZES, "give
 class Profile:
     """A model's layers and the links between ranks.
 
-    source: "measured", "given" (typed in), or "estimated: " and by what, never to be confused.
+    source: "measured", "given" (typed in), or "estimated: " and the method.
     model: its name.
     layers: their costs, in order.
     link: between two ranks.
@@ -83,21 +83,21 @@ class Profile:
     capacity: bytes of a device; None: not known.
     facts: JSON values about the machine and the run.
     samples: every raw measurement, µs, keyed "<layer>/<kind>" or "link/<bytes>".
-    rank_factors: how much longer each rank takes than the layers say; () where all are alike.
-    tied: bytes of each parameter that several layers hold, and their numbers: a rank with several of them has it once.
-    shard_link: between the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the
-        pipeline's counts.
+    rank_factors: for each rank, its times relative to those of the layers; (): all are 1.
+    tied: (bytes, numbers of layers) of each parameter that several layers share; a rank with several of them has it once.
+    shard_link: between the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and `link`
+        is used.
     host: between a device and its node's host memory; None: not known, and nothing is offloaded.
-    microbatch_factors: how much larger each microbatch is than the layers say, in times, bytes and messages: steps then have
-        so many microbatches; () where all are alike. A run's factors are those of its times: its messages were measured by
-        themselves, and stay (fact `messages_alike`).
+    microbatch_factors: for each microbatch, its times, bytes and messages relative to those of the layers; steps then have
+        this number of microbatches. (): all are 1. The factors of a run are for times only: its messages were measured
+        separately (fact `messages_alike`).
     vocabulary: costs of output layer, loss and embedding that are sharded over all ranks; None: not known.
-    site_link: between sites, which are as its `shared` says; None: all ranks are at one, or as far apart.
-    gradients: bytes of a gradient for each byte of its parameter, where parameters are sharded and it is not reduced yet: 2
-        where 16 bits are summed in 32.
-    slowdowns: kinds of passes that slow each other where they run beside each other on a rank; layers' times are of passes
-        alone.
-    roles: what the first stage, each in the middle and the last take beside their layers, in times; () where nothing.
+    site_link: between sites, which its `shared` describes; None: all ranks are at one site, or equally far apart.
+    gradients: bytes of a sharded parameter's gradient before it is reduced, for each byte of the parameter: 2 if 16-bit
+        gradients are summed in 32 bits.
+    slowdowns: kinds of passes that slow each other when they run at the same time on a rank; layers' times are without
+        slowdowns.
+    roles: times of the first stage, of each middle stage and of the last one, beside their layers; (): none.
     """
 
     source: str
@@ -131,19 +131,19 @@ class Profile:
 
     @property
     def fused_only(self) -> bool:
-        """Whether nothing but one backward BW is known: every step is fused then."""
+        """Whether only BW is known, and not B and W: then every step is fused."""
         return not split_known(self.layers)
 
     @property
     def title(self) -> str:
-        """The model, and that nothing was measured where that is so."""
+        """The model's name, with a note if the profile was not measured."""
         return self.model if self.source == "measured" else f"{self.model} ({self.source}, not measured)"
 
     def problem(self, step: Step | int | None = None, *placed: Any, **fields: Any) -> Problem:
         """The training step of this model.
 
-        step: a `Step`; or its ranks, with its microbatches and placement behind, or these and its further fields by name
-        (`layers` is its partition, layers of each stage). Raises BadInput, Infeasible.
+        step: a `Step`; or the number of ranks, followed by other fields of `Step`: those in PLACED by position, or any by
+        name (`layers` is the partition, layers of each stage). Raises BadInput, Infeasible.
         """
         if isinstance(step, Step):
             return step.problem(self)
@@ -156,7 +156,7 @@ class Profile:
         return Step(**words).problem(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a profile file, whole or not at all; `-` is standard output."""
+        """Write a profile file; after an error no partial file is left. `-` is standard output."""
         write_document(path, "profile", self.to_json())
 
     def to_json(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What is slow in a run (a rank, a link, microbatches) and what it costs: the step, by the longest path, if that were as
-the median of the others. A rank is slow beside what its schedule was made for; where that is the run itself, beside the
-other ranks. (The question is that of "Understanding Stragglers in Large Model Training Using What-if Analysis".)"""
+"""Which parts of a run are slow (a rank, a link, microbatches), and what that costs: the difference to a simulated step in
+which the part is as fast as the median of the others. A rank is compared with the schedule's times; if these are from the
+run itself, with the other ranks. (As in "Understanding Stragglers in Large Model Training Using What-if Analysis".)"""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ REPLICA = ", replica "  # in the name of a step: which pipeline ran it
 
 @dataclass(frozen=True, slots=True)
 class Slow(Fields):
-    """Something slow. what: such as "rank 3", "link 0 → 1", "microbatch 5" or "microbatches"; replica: of the pipeline with
-    this number ("": of all). times: how long it takes beside the median of the others. step: µs of a step, the mean;
-    cost: how much of it would not be."""
+    """A slow part of a run. what: such as "rank 3", "link 0 → 1", "microbatch 5" or "microbatches". replica: the pipeline's
+    number ("": all). times: its time relative to the median of the others. step: mean µs of a step. cost: µs of it that the
+    slow part causes."""
 
     what: str
     replica: str
@@ -45,9 +45,9 @@ class Slow(Fields):
 def slow_parts(trace: Trace) -> tuple[Slow, ...]:
     """What is slow in the run of a `trace` (rank, link, microbatch), the costliest first, and what it costs.
 
-    Told is what takes 5 % more than the median of the others, for 0.5 % of the step and more. A microbatch counts that is
-    long in most steps, and all of them where their lengths differ. A rank that is slow in one pipeline of several is told of
-    that one, from 25 % beside the same rank of all.
+    Parts are listed that take 5 % more than the median of the others, and cost at least 0.5 % of the step. A microbatch is
+    listed if it is long in most steps, and all microbatches together if their lengths differ. With several pipelines, a rank
+    that is 25 % slower in one of them than in all is listed for that pipeline.
     """
     lengths, now = lengths_of(trace), replace(trace, problem=_with_links(trace))
     parts = [*_slow_links(trace, now), *_slow_microbatches(now, lengths)]
@@ -63,8 +63,8 @@ def slow_parts(trace: Trace) -> tuple[Slow, ...]:
 
 
 def problem_now(trace: Trace) -> Problem:
-    """The problem that ran, with the times that it now takes: medians of passes, with the factors of microbatches that are
-    long in most steps; and messages as they came."""
+    """The run's problem with measured times: medians of passes, times the factors of microbatches that are long in most
+    steps; and measured messages."""
     lengths, problem = lengths_of(trace), _with_links(trace)
     factor = _lasting(lengths)
     factor = np.where(factor >= SLOWER, factor, 1.0)[problem.passes.microbatch * problem.in_microbatch]
@@ -72,7 +72,7 @@ def problem_now(trace: Trace) -> Problem:
 
 
 def _of_itself(trace: Trace) -> bool:
-    """Whether the problem's times are those of the run, so that no plan says what anything is to take."""
+    """Whether the problem's times are from the run itself, so that there is no prediction to compare with."""
     return trace.facts.get(LINKS) == FROM_STEPS
 
 
@@ -83,13 +83,13 @@ def _pipelines(trace: Trace) -> list[str]:
 
 
 def _lasting(lengths: Lengths) -> Floats:
-    """How much longer each microbatch is in most steps, beside the median of them, shape (microbatches,)."""
+    """The median factor of each microbatch over steps, relative to the median of all microbatches, shape (microbatches,)."""
     usual = np.median(lengths.each, axis=0)
     return np.asarray(usual / np.median(usual))
 
 
 def _expected(trace: Trace, lengths: Lengths) -> Floats:
-    """µs that each pass is to take, shape (passes,): what the schedule was made for, or else as on other ranks."""
+    """Expected µs of each pass, shape (passes,): the schedule's times or, without a prediction, those on other ranks."""
     problem, own = trace.problem, lengths.usual
     p = problem.passes
     if not _of_itself(trace):
@@ -106,7 +106,7 @@ def _expected(trace: Trace, lengths: Lengths) -> Floats:
 
 
 def _beside(trace: Trace, ratio: Floats) -> Floats:
-    """How long each rank's passes took beside what is expected, the median over `ratio`'s steps, as times the median of the
+    """The ratio of measured to expected time of each rank's passes, the median over the steps, relative to the median of the
     other ranks, shape (ranks,)."""
     problem = trace.problem
     rows = problem.computing & problem.in_microbatch
@@ -122,7 +122,7 @@ def _others(values: Sequence[float], i: int) -> float:
 
 
 def _slow_rank(trace: Trace, ratio: Floats, rank: int, steps: Sequence[int], replica: str) -> Slow:
-    """Its passes with what is expected of them, times what the others take beside that: so they keep what varies."""
+    """A slow rank with its cost. Its passes are scaled to the ratio of the other ranks, so that their variation is kept."""
     own, several = (trace.problem.passes.rank == rank) & trace.problem.computing, ratio[list(steps)]
     times = float(_beside(trace, several)[rank])
     usual = np.median(several[:, own].mean(axis=1)) / times if own.any() else 1.0
@@ -158,7 +158,7 @@ def _links(problem: Problem) -> dict[tuple[int, int], Ints]:
 
 
 def _with_links(trace: Trace) -> Problem:
-    """The problem with messages that take what they took on each link, where idle ranks waited for them."""
+    """The problem with the measured message times of each link, from messages for which an idle rank waited."""
     problem, heard = trace.problem, heard_messages(trace)
     lag = problem.edges.lag.astype(np.float64)
     for rows in _links(problem).values():
@@ -169,7 +169,7 @@ def _with_links(trace: Trace) -> Problem:
 
 
 def _slow_links(trace: Trace, now: Trace) -> list[Slow]:
-    """Beside what each is to take; where that is the run's own, beside the others."""
+    """Slow links, relative to their predicted times or, without a prediction, to the other links."""
     links, edges = _links(trace.problem), (trace.problem.edges, now.problem.edges)
     planned, taken = ([float((e.lag + e.sent)[rows].mean()) for rows in links.values()] for e in edges)
     ratios = taken if _of_itself(trace) else [b / a for a, b in zip(planned, taken, strict=True)]
@@ -188,8 +188,8 @@ def _slow_links(trace: Trace, now: Trace) -> list[Slow]:
 def _slow(
     trace: Trace, steps: Sequence[int], what: tuple[str, str], times: float, scale: Floats, healed: Problem | None = None
 ) -> Slow:
-    """With its cost: of some of the `steps`, replayed with their own times and with those that `scale` multiplies, shape
-    (steps or 1, passes or 1). healed: the problem with other messages then."""
+    """A slow part with its cost: the mean difference between replays of some of the `steps`, with measured times and with
+    times multiplied by `scale`, shape (steps or 1, passes or 1). healed: the problem with faster messages for the latter."""
     problem, own, without = trace.problem, list[float](), list[float]()
     scale = np.broadcast_to(scale, (len(trace.steps), len(problem.passes)))
     sent = 0 if healed is None else problem.sending - healed.sending
