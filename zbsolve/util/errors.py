@@ -1,5 +1,5 @@
-"""What can go wrong, as types. Every message is one line that names a file, field, pass or rank; and
-where in a person's own code an error was raised."""
+"""The types of errors. Every message is one line that names a file, field, pass or rank. Also finds the line of the user's
+code that raised an error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from pathlib import Path
 
 
 class ZbsolveError(Exception):
-    """Anything a user can cause. The CLI prints it as one line; exit code `exit_code`. details: the traceback of where it
-    arose, where the error's own does not have that: in another process, or below a pipeline's step. others: those of the
-    same command that came after it."""
+    """Anything a user can cause. The CLI prints it as one line, and exits with `exit_code`. details: the traceback of the
+    cause, if it was in another process or inside a pipeline's step. others: further errors of the same command."""
 
     exit_code = 2
     details = ""
@@ -29,11 +28,11 @@ class BadInput(ZbsolveError):
 
 
 class Unfit(BadInput):
-    """What a step is to have does not go with what else it has, or with its profile; a search goes on to others."""
+    """Options of a step that do not go together, or not with its profile. A search skips such a choice."""
 
 
 class CannotRead(BadInput):
-    """A file that is not there, or that nobody may read."""
+    """A file that does not exist, or cannot be read."""
 
 
 class Infeasible(ZbsolveError):
@@ -49,7 +48,7 @@ class NotFound(ZbsolveError):
 
 
 class WrongBound(ZbsolveError):
-    """A bound said to be proven is above the value of a verified schedule: a defect in zbsolve, never the user's."""
+    """A proven bound is above the value of a verified schedule: an error in zbsolve, not of the user."""
 
     exit_code = 1
 
@@ -65,15 +64,15 @@ class Deadlock(ZbsolveError):
 
 
 class RunFailed(ZbsolveError):
-    """A rank died, raised or was too slow. The line names rank, pass and cause. told: the other ranks have heard of it."""
+    """A rank died, raised or was too slow. The line names rank, pass and cause. told: the other ranks were informed."""
 
     exit_code = 1
     told = False
 
 
 class LostRank(RunFailed):
-    """Nothing came from another rank, or nothing went there. That is most often a consequence and not the cause. peer: the
-    rank that did not answer, where one is known."""
+    """A message from or to another rank failed, usually as a consequence of another error. peer: the rank that did not
+    answer, if known."""
 
     def __init__(self, text: str, peer: int | None = None) -> None:
         super().__init__(text)
@@ -90,8 +89,8 @@ def prefixed(where: str) -> Iterator[None]:
 
 
 def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
-    """The KeyboardInterrupt that `error` is or comes from; None where there is none. Compiled code that a signal ends raises
-    SystemError from it."""
+    """The KeyboardInterrupt that `error` is or was caused by; None if there is none. Compiled code that a signal interrupts
+    raises SystemError from it."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error
@@ -103,8 +102,8 @@ MAX_CHARACTERS = 300  # of a line; a message of a library can have pages
 
 
 def own_line(error: BaseException) -> str:
-    """`file.py:12`: the innermost line of the traceback that is neither ours nor in an installed library. Empty where there
-    is none."""
+    """`file.py:12`: the innermost line of the traceback that is in the user's code, not in zbsolve or an installed library;
+    "" if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename)}:{error.lineno}"
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
@@ -122,8 +121,8 @@ def raised(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Type, the line of the person's own code, and message, without line breaks. Of our own errors the message alone, and of
-    a lack of memory how much was asked for."""
+    """An error in one line: its type, the line of the user's code, and the message. For zbsolve's errors only the message;
+    for a lack of memory the requested size."""
     text = " ".join(str(error).split())
     if isinstance(error, ZbsolveError):
         return text
@@ -134,8 +133,8 @@ def one_line(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Does an error say that memory ran out? Python has a type for that, CUDA has one (torch.OutOfMemoryError), and torch's
-    allocator on the CPU raises a bare RuntimeError."""
+    """Is it an out-of-memory error? Python has a type for it, and so has CUDA (torch.OutOfMemoryError), but torch's CPU
+    allocator raises a plain RuntimeError."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "not enough memory" in str(error))

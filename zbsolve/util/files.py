@@ -1,4 +1,5 @@
-"""Reading and writing JSON files: whole or not at all, with a kind and a format version; gzip where the name says so."""
+"""Reads and writes JSON files with a kind and a format version, compressed if the name ends in `.gz`. A file is written
+completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ import msgspec
 from .errors import BadInput, CannotRead
 
 VERSIONS = {"schedule": 2, "trace": 2}  # format of a kind, as written and as read at most; 1 where none is named here
-ZIPPED, ZIP_LEVEL = b"\x1f\x8b", 6  # how a gzip file begins, and how hard ours are compressed
+ZIPPED, ZIP_LEVEL = b"\x1f\x8b", 6  # the first bytes of a gzip file; the compression level of written files
 MAX_BYTES = 1 << 32  # of a file's text: a small compressed file must not fill the memory
-LINE_DEPTH = 3  # objects so deep in a file have a line a field
-TRIAL_BYTES = 4096  # that a disk must have room for before the work begins
+LINE_DEPTH = 3  # objects up to this depth in a file have a line for each field
+TRIAL_BYTES = 4096  # written as a test before the work begins, to see that the disk is not full
 T = TypeVar("T")
-AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: beyond, sums do not fit
+AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: sums of larger ones would overflow
 COUNT = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
@@ -39,7 +40,7 @@ class Fields:
 
 
 class CannotWrite(BadInput):
-    """A file that cannot be written now. path: of the file; text: what was to be in it."""
+    """A file that cannot be written. path: of the file. text: its intended content."""
 
     def __init__(self, path: str | os.PathLike[str], why: str, text: str | bytes) -> None:
         super().__init__(f"{path}: cannot write: {why}")
@@ -47,7 +48,7 @@ class CannotWrite(BadInput):
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises BadInput where `write_text` could not write, on a full disk too: worth knowing before the work is done."""
+    """Raise BadInput if `write_text` would fail, also on a full disk. Commands call it before the work begins."""
     if str(path) == "-":
         return
     target = Path(path)
@@ -62,7 +63,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _obstacle(target: Path) -> str:
-    """Why a file cannot be written, as far as one sees it without a trial; "" where nothing is in the way."""
+    """Why a file cannot be written, as far as that is known without trying; otherwise ""."""
     if target == Path() or target.is_dir():
         return "a file name is needed"
     if not target.exists() and not os.access(target.resolve().parent, os.W_OK | os.X_OK):
@@ -75,9 +76,8 @@ def _reason(error: OSError) -> str:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path` whole or not at all, compressed where the name ends in `.gz`; `-` is standard output. A
-    symbolic link is followed, and what is no regular file (a pipe, a device) is written into. Raises CannotWrite, which
-    keeps the text."""
+    """Write `text` to `path` completely or not at all, compressed if the name ends in `.gz`; `-` is standard output.
+    Symbolic links are followed; pipes and devices are written into. Raises CannotWrite, which has the text."""
     if str(path) == "-":
         sys.stdout.write(text)
     else:
@@ -85,8 +85,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_parts(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
-    """As `write_text`, for a text that is made part by part and never held whole. Raises BadInput, not CannotWrite, where it
-    cannot be written: nothing keeps such a text."""
+    """As `write_text`, for a text in parts that is never in memory as a whole. Raises BadInput, not CannotWrite, if it
+    cannot be written."""
     if str(path) == "-":
         sys.stdout.writelines(parts)
     else:
@@ -94,7 +94,7 @@ def write_parts(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
 
 
 def _encoded(parts: Iterable[bytes], path: Path) -> Iterator[bytes]:
-    """What a file of this name holds. The same text gives the same bytes: gzip notes no time."""
+    """The bytes of a file of this name. The same text gives the same bytes, since no time is written to gzip files."""
     if path.suffix != ".gz":
         yield from parts
         return
@@ -105,7 +105,7 @@ def _encoded(parts: Iterable[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _store(target: Path, data: Iterable[bytes]) -> None:
-    """Write these parts, whole or not at all; into what is there, where that is no regular file. Raises OSError."""
+    """Write these parts, all or none; pipes and devices are written into. Raises OSError."""
     if target.exists() and not target.is_file():
         with target.open("wb") as stream:
             stream.writelines(data)
@@ -120,14 +120,14 @@ def _store(target: Path, data: Iterable[bytes]) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """As `write_text`, for what is no text; `-` is refused, as BadInput."""
+    """As `write_text`, for bytes. Raises BadInput for `-`."""
     if str(path) == "-":
         raise BadInput("-: this is no text for standard output: name a file")
     _write(path, [data], data)
 
 
 def _write(path: str | os.PathLike[str], data: Iterable[bytes], kept: str | bytes | None) -> None:
-    """kept: what CannotWrite keeps; None: it is BadInput."""
+    """Write the file. kept: the content for CannotWrite; None: raise BadInput instead."""
     target = Path(path)
     try:
         if why := _obstacle(target):
@@ -141,8 +141,8 @@ def _write(path: str | os.PathLike[str], data: Iterable[bytes], kept: str | byte
 
 
 def write_elsewhere(error: CannotWrite) -> Path | None:
-    """Write what could not be written into the folder for temporary files, or else into the home folder, under its name and
-    something that makes it new. The path; None where that fails too."""
+    """Write the content of a failed write to the folder for temporary files, or else to the home folder, with a unique name.
+    Returns the path; None if that fails too."""
     data = error.text.encode("utf-8") if isinstance(error.text, str) else error.text
     for folder in (tempfile.gettempdir(), Path.home()):
         with suppress(OSError):
@@ -151,8 +151,8 @@ def write_elsewhere(error: CannotWrite) -> Path | None:
 
 
 def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> Path:
-    """A file of a new name with these parts, as one that anybody creates: on the disk when this returns, or not there.
-    Raises OSError."""
+    """Create a file with a unique name, these parts and usual permissions. It is on the disk when this returns, or does not
+    exist. Raises OSError."""
     handle, name = tempfile.mkstemp(suffix, prefix, folder)
     made = Path(name)
     try:
@@ -186,7 +186,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def head_of(path: str | os.PathLike[str], count: int) -> bytes:
-    """The first `count` bytes of a file, of what gzip compressed where it did. Raises BadInput."""
+    """The first `count` bytes of a file, uncompressed. Raises BadInput."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(count)
@@ -207,7 +207,7 @@ def _standard_input() -> bytes:
 
 
 def _unzipped(data: bytes, path: str | os.PathLike[str]) -> bytes:
-    """What gzip compressed. Raises BadInput where it is damaged or too long."""
+    """Uncompress gzip data. Raises BadInput if it is damaged or too long."""
     unzip = zlib.decompressobj(wbits=31)
     try:
         text = unzip.decompress(data, MAX_BYTES)
@@ -221,13 +221,13 @@ def _unzipped(data: bytes, path: str | os.PathLike[str]) -> bytes:
 
 
 def document_kind(path: str | os.PathLike[str]) -> str | None:
-    """The kind of the zbsolve document in a file; None where it is no such document, or no file. Raises BadInput."""
+    """The kind of the zbsolve document in a file; None if it is no such document, or no file. Raises BadInput."""
     if not Path(path).is_file():
         return None
     text = read_text(path)
     if not text.lstrip().startswith("{"):
         return None
-    named = re.match(r'\s*\{\s*"zbsolve"\s*:\s*"(\w+)"', text)  # as we write it: the rest need not be read
+    named = re.match(r'\s*\{\s*"zbsolve"\s*:\s*"(\w+)"', text)  # as zbsolve writes it; the rest need not be parsed
     body = {"zbsolve": named[1]} if named else parse_json(text, path)
     return str(body["zbsolve"]) if isinstance(body, dict) and "zbsolve" in body else None
 
@@ -256,8 +256,7 @@ def read_document(path: str | os.PathLike[str], kind: str, form: type[T]) -> T:
 
 
 def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Kind and body of a document of one of these kinds. Raises BadInput as `read_document`, but looks at no field of the
-    body."""
+    """(kind, body) of a document of one of these kinds. The body's fields are not checked. Raises BadInput."""
     text = read_text(path)
     hint = "; zbsolve import reads orders by hand and of other engines" if "schedule" in kinds else ""
     try:
@@ -281,21 +280,21 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
 
 
 def read_part_of(path: str | os.PathLike[str], kind: str, holders: Sequence[str]) -> Any:
-    """The body of a `kind` document, or of the one that a document of another kind holds under that name. Raises
+    """The body of a document of kind `kind`, also if it is a field of another document, of a kind in `holders`. Raises
     BadInput."""
     return part_of(*read_one_of(path, (kind, *holders)), kind, path)
 
 
 def part_of(kind: str, body: dict[str, Any], wanted: str, path: str | os.PathLike[str]) -> Any:
-    """The body of the `wanted` document in that of a document of `kind`, which may be the same. Raises BadInput."""
+    """The body of the `wanted` document: `body` itself, or its field `wanted` if `kind` is another. Raises BadInput."""
     if kind != wanted and wanted not in body:
         raise BadInput(f"{path}: field '{wanted}' is missing")
     return body if kind == wanted else body[wanted]
 
 
 def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
-    """The JSON value in the text of a file; msgspec takes half the time, json knows NaN (a diverged loss in a trace) and
-    the line of damage. Raises BadInput."""
+    """The JSON value in the text of a file. msgspec is tried first, as it takes half the time; json accepts NaN (a diverged
+    loss in a trace), and knows the line of an error. Raises BadInput."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -311,7 +310,7 @@ def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
 
 
 def checked(body: Any, form: type[T], where: str) -> T:
-    """`body`, parsed JSON, as its form (a msgspec Struct, or anything else that msgspec converts to). Raises BadInput naming
+    """Convert parsed JSON to its form, a msgspec Struct or another type that msgspec supports. Raises BadInput naming
     `where` and the field."""
     try:
         return msgspec.convert(body, form)
@@ -320,7 +319,7 @@ def checked(body: Any, form: type[T], where: str) -> T:
 
 
 def _said(error: str, body: Any, form: type[Any]) -> str:
-    """msgspec's message in our words: where in the file, which field, what is wrong with it."""
+    """msgspec's message in zbsolve's form: place in the file, field, and what is wrong."""
     what, _, path = error.partition(" - at `$")
     place = path.rstrip("`").lstrip(".")
     lone = re.fullmatch(r"Object (missing required|contains unknown) field `(.*)`", what)
@@ -345,7 +344,7 @@ def _steps(place: str) -> list[tuple[str, str]]:
 
 
 def _value(body: Any, place: str) -> str:
-    """What stands there, shortened; keys of objects that msgspec does not name are not followed."""
+    """The value at this place, shortened; "…" if msgspec does not name the object's key."""
     for name, index in _steps(place):
         if index == "...":
             return "…"
@@ -354,7 +353,7 @@ def _value(body: Any, place: str) -> str:
 
 
 def _known(form: type[Any], place: str) -> list[str]:
-    """The names of the fields that the form has there."""
+    """The names of the form's fields at this place."""
     shape: Any = msgspec.inspect.type_info(form)
     for name, index in _steps(place):
         if name:

@@ -31,21 +31,19 @@ def before_compiling(notice: Callable[[], object]) -> Iterator[None]:
 
 
 def kernel(function: Kernel) -> Kernel:
-    """`numba.njit`, whose compiled code stays on disk for the next process, while its source, that of the kernels that it
-    calls, and the constants that it reads are as they were. (Numba itself looks at the file of the function alone: after a
-    change elsewhere it would go on with the old code.)
+    """`numba.njit` with compiled code cached on disk. The cache is used while the function's source, that of the kernels
+    that it calls, and the constants that it reads are unchanged. (Numba itself only checks the function's own file, and
+    would use old code after a change elsewhere.)
 
-    Numba's index on disk names the tuple classes that a function was compiled for. Where another version of zbsolve left an
-    index that names classes of its own, reading it fails (numba looks at the age of the source only afterwards): then the
-    function is compiled anew, as for any change of its source.
+    Numba's index on disk names the tuple classes that a function was compiled for. If another version of zbsolve wrote an
+    index with classes that this one lacks, reading it fails; then the function is compiled again.
     """
     return _compiled(function)
 
 
 def inner_kernel(function: Kernel) -> Kernel:
-    """A `kernel` that only kernels call, compiled into each of them. It makes no array and returns nothing but numbers, so
-    numba need not count who uses its arrays: in a short function with many of them, counting and handing them over takes
-    longer than all else."""
+    """A `kernel` that only kernels call; it is inlined into each of them. It makes no array and returns only numbers, so
+    numba need not count references to arrays: in a short function with many arrays that takes most of the time."""
     return _compiled(function, _nrt=False, forceinline=True)
 
 
@@ -71,8 +69,8 @@ def _compiled(function: Any, **options: Any) -> Any:
 
 @cache
 def rests_on(function: FunctionType) -> str:
-    """A digest of what a kernel's compiled code rests on, the same in every process: the files of its own and of all
-    kernels that it calls, and the constants, of other modules as well, that they read."""
+    """A digest of everything that a kernel's compiled code depends on, the same in every process: its file, the files of all
+    kernels that it calls, and the constants that they read, also of other modules."""
     digests: dict[str, str] = {}
     seen: set[FunctionType] = set()
     waiting = [function]
@@ -96,7 +94,7 @@ def rests_on(function: FunctionType) -> str:
 
 
 def _read(function: FunctionType) -> dict[str, Any]:
-    """What a function reads of its module, of modules of this project, and of functions around it, by name."""
+    """Name → value of what a function reads from its module, other modules of this project, and enclosing functions."""
     names = list(_names(function.__code__))
     known = {name: function.__globals__[name] for name in names if name in function.__globals__}
     own = function.__module__.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Names that a package hands on and loads when they are first used, so that importing the package stays quick."""
+"""Lazy re-exports: a package's names are imported when they are first used, so that importing the package is fast."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 
 def handing_on(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of `package`: what its `if TYPE_CHECKING:` imports for type checkers is there when it is
-    first asked for."""
+    """`__getattr__` and `__dir__` of `package`: the imports in its `if TYPE_CHECKING:` block, each made at its first use."""
 
     @cache
     def homes() -> dict[str, tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What times depend on: the processor, the cores, the versions of libraries, how fast it is now, and jobs on its threads."""
+"""The machine: processor, cores, free memory, versions of libraries, current speed; and running jobs in threads."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ def cores() -> int:
 
 
 def half_of_cores() -> int:
-    """Threads for CP-SAT where this process searches alone and has finders beside it; two where there are two cores, since
-    with one it proves less in the same time."""
+    """The number of CP-SAT's threads if this process is the only one that searches, with finders in other threads. It is at
+    least two, also on two cores, since with one thread it proves less in the same time."""
     return max(2, cores() // 2)
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that new work on this machine may take, no more than its container gives; None where the system does
-    not say."""
+    """Bytes of memory that are free for new work, within the limit of the container; None if the system does not say."""
     limits = [size for size in (_available(), _left_in_container()) if size is not None]
     return min(limits, default=None)
 
@@ -53,7 +52,7 @@ def _available() -> int | None:
 
 
 def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Control groups, version 2: the limit without what is in use, which counts cached files that could go."""
+    """Free bytes by control groups, version 2: the limit less the used memory; cached files that can be dropped are free."""
     try:
         limit, used = ((folder / name).read_text(encoding="utf-8").strip() for name in ("memory.max", "memory.current"))
         rows = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
@@ -63,7 +62,7 @@ def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of processes that this one starts: they have one thread, and can import what this one can."""
+    """The environment of child processes: one thread for libraries, and the same import path as this process."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -108,11 +107,12 @@ def yardstick() -> float:
 
 
 POLL = 0.02  # seconds between two looks at whether all is over
-GRACE = 1.0  # seconds for all to end; one in the middle of a kernel may end later
+GRACE = 1.0  # seconds to wait for threads to end; one inside a kernel may end later
 
 
 def run_threads(jobs: Sequence[Callable[[], None]], over: Callable[[], bool], stop: Callable[[], None]) -> None:
-    """Run all until each has ended, or one has failed, or `over()`; `stop` ends them. Raises what one of them raised."""
+    """Run all jobs until they have ended, one has failed, or `over()` is true; then call `stop`, which ends them. Raises the
+    first exception of a job."""
     failed: list[BaseException] = []
 
     def guarded(job: Callable[[], None]) -> Callable[[], None]:

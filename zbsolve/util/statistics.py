@@ -1,4 +1,4 @@
-"""What samples say beyond their median: quartiles and how well the median is known. Medians are the standard library's."""
+"""Statistics of samples beyond the standard library's median: quartiles, the error of a median, weighted medians."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def quartiles(samples: ArrayLike) -> tuple[float, float]:
 
 
 def weighted_median(samples: ArrayLike, weights: ArrayLike) -> float:
-    """The number u with the least sum of weight · |sample − u|, the middle of them where there are several: the median where
-    weights are alike. Arrays of one shape, over all of it; weights above 0."""
+    """The number u with the least Σ weight · |sample − u|; the middle if there are several. With equal weights it is the
+    median. samples, weights: arrays of the same shape; weights are positive."""
     values, parts = np.ravel(np.asarray(samples, np.float64)), np.ravel(np.asarray(weights, np.float64))
     order = np.argsort(values, kind="stable")
     below = np.cumsum(parts[order])
