@@ -318,10 +318,10 @@ def work_room(
 ) -> Room:
     """How many equal pieces of work fit into a step, at any moment, without making it longer.
 
-    problem: the step. piece: µs of a piece. ranks: each of them does as many pieces; with `together` the number is that of
-    all ranks, however they share it. seconds, effort: of each of about five searches: one of the step alone, then one for
-    each number of pieces that is tried. options: of each search (see `place_work`), and its `alone` and `stop`.
-    Raises BadInput, Infeasible, NotFound.
+    piece: µs of a piece.
+    ranks, together: each of these ranks does as many pieces; with `together` the number is that of all, however shared.
+    seconds, effort: of each of about five searches: one of the step alone, then one for each number of pieces tried.
+    options: of each search (see `place_work`), and its `alone` and `stop`. Raises BadInput, Infeasible, NotFound.
     """
     if not ranks:
         raise BadInput("work: on one rank at least")
