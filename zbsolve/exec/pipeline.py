@@ -102,9 +102,9 @@ class Pipeline:
     capture: on a GPU, each rank's step is one CUDA graph from the second of its shape on (see `captured`, docs/gpu.md).
     work: for a schedule with passes J: work(rank, piece, pieces) is called for each (see `work.WorkBeside`).
 
-    The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them. Random layers
-    (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement. `steps` counts the steps;
-    `load` sets it. On a GPU times are the device's, and `step` returns when that is done.
+    The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer but LBFGS may update them.
+    Random layers (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement. `steps` counts
+    the steps; `load` sets it. On a GPU times are the device's, and `step` returns when that is done.
 
     Raises BadInput where something does not fit, on all ranks also where it does not fit on one, and RunFailed where a rank
     fails. After RunFailed the process group is of no use.
@@ -159,6 +159,8 @@ class Pipeline:
         self._connect(own, given, group, replicas, emulate)
         if capture:
             self._runner.capture()
+        if self.wires.size > 1:
+            weakref.finalize(self, gradients.refuse_lbfgs(self.module))
         places = [part.place for part in self.parts if part.place is not None]
         self.alone, self._clip_watch = self.wires.size == 1 and not places, gradients.ParameterWatch(self.wires.rank)
         self.place: int = self.mesh.place if self.mesh is not None else [*places, 0][0]

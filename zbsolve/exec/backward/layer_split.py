@@ -80,7 +80,9 @@ class LayerSplit:
         with self.deferral.during(split), auxiliary_losses() as extra:
             y = self._run(x, target, seed)
         if not isinstance(x, Tensor) and any(map(hooked, tensors_of(x))):  # other stages may use the same tensor
-            raise BadInput("a layer puts hooks on one of several tensors, where a stage sees a part of its gradient: clone it")
+            raise BadInput(
+                "a layer puts hooks on one of several tensors, where a stage sees a part of its gradient: clone it"
+            )
         roots, total = [gradient_edge(leaf) for leaf in trained(y)], extra.total
         more = (total.detach(), gradient_edge(total)) if total is not None and total.requires_grad else None
         if total is not None:

@@ -163,8 +163,8 @@ def _described(joint: Any, trained: Collection[int]) -> Joint:
     takes = {node.name: _named(_input_role(node.meta["desc"])) for node in graph.graph.find_nodes(op="placeholder")}
     (output,) = graph.graph.find_nodes(op="output")
     gives = tuple(_named(_output_role(desc)) for desc in output.meta["desc"])
-    made = (value.meta.get("val") for value in output.args[0] if isinstance(value, fx.Node))
-    if any(isinstance(value, Tensor) and value.layout != torch.strided for value in made):
+    numbers = (value.meta.get("val") for value in output.args[0] if isinstance(value, fx.Node))
+    if any(isinstance(value, Tensor) and value.layout != torch.strided for value in numbers):
         raise Untraceable("the graph makes a sparse gradient or output")
     forwards = 1 + max((i for i, role in enumerate(gives) if role.kind in ("output", "mutation")), default=-1)
     passed = {

@@ -172,7 +172,7 @@ class Keys:
 
     def _held(self, tensor: Tensor | None) -> Any:
         """Its place says whether it is tied inside the block."""
-        if is_lazy(tensor):  # its key is another one behind the first forward
+        if tensor is not None and is_lazy(tensor):  # its key is another one behind the first forward
             raise Unknown
         return None if tensor is None else (self._seen.setdefault(id(tensor), len(self._seen)), tensor_key(tensor))
 

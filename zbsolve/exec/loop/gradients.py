@@ -6,7 +6,8 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...util.errors import BadInput, RunFailed
 from ..base.torch_private import default_group, norms_of, scale_all
@@ -160,6 +162,22 @@ class ParameterWatch:
         if not (trained or self._said_nothing or ours):
             self._said_nothing = True
             warnings.warn(NOTHING.format(self._rank), stacklevel=2)
+
+
+def refuse_lbfgs(module: nn.Module) -> Callable[[], None]:
+    """Let LBFGS not step with parameters of this part of a model: its products are of all parameters, and a rank would take
+    other steps by its own alone. Returns what undoes this."""
+    part = weakref.ref(module)
+
+    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS) and (own := part()) is not None:
+            numbers = {id(p) for p in own.parameters()}
+            if any(id(p) in numbers for group in optimizer.param_groups for p in group["params"]):
+                raise BadInput(
+                    "LBFGS: it steps by products of all gradients, and a rank has its own: take another optimizer"
+                )
+
+    return register_optimizer_step_pre_hook(before).remove
 
 
 def _is_torch_clip(frame: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -159,7 +160,7 @@ class Mailbox:
         self.trained: Callable[[], Mapping[str, bool]] = dict
         self._wires, self._mesh = wires, mesh
         self._incoming = dict(incoming)
-        self._device = device
+        self._device, self._said_zeros = device, False
         self._timeout = timedelta(seconds=timeout)
         self._formats: dict[Key, Format] = {}
         self._gradients: dict[Key, Format] = {}
@@ -238,7 +239,7 @@ class Mailbox:
             if right is not None and form != right:
                 if not (message.gradient and form.lacks(right)):
                     raise BadInput(_unlike(form, right, self._trained.get(key, {}), self.trained()))
-                value = value if agreed is None else agreed.completed(value, self._device)
+                value = value if agreed is None else self._with_zeros(message, agreed.completed(value, self._device))
             if agreed is None:
                 if message.gradient:
                     header = torch.tensor([leaf is not None for leaf in form.leaves], dtype=torch.uint8)
@@ -253,6 +254,15 @@ class Mailbox:
         except Exception as error:
             text = f"sending {message.before} to rank {message.destination}: {reason(error)}"
             raise LostRank(text, message.destination) from None
+
+    def _with_zeros(self, message: Message, value: list[Tensor]) -> list[Tensor]:
+        """The value; the first time it is said what its zeros are."""
+        if not self._said_zeros:
+            what = "nobody used a part of what its stage was given, of which all was used before"
+            zeros = "its gradient is zeros from now on, where the unsplit model may have none"
+            warnings.warn(f"pass {message.before}: {what}: {zeros}", stacklevel=2)
+        self._said_zeros = True
+        return value
 
     def gone(self, message: Message) -> None:
         """By the schedule it has gone. Never waits."""
