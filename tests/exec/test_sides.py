@@ -300,7 +300,7 @@ def test_what_model_and_schedule_do_not_have_in_common_is_named() -> None:
         (
             hooked,
             good,
-            "a layer puts hooks on one of several tensors, where a stage sees a part of its gradient: clone it",
+            "a layer hooks one of several tensors, where a stage sees a part of its gradient: clone it",
         ),
         (
             [nn.Linear(4, 4)] * 10,

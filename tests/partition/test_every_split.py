@@ -304,6 +304,7 @@ def test_splits_that_rise() -> None:
     assert rising("loop", 8) == [(1, 2, 3, 8, 15, 14, 13, 8), *[(1, 1, 2, 8, 15, 15, 14, 8)] * 2]
     assert rising("loop4", 16)[0] == (1, 2, 3, 8, 8, 8, 8, 8, 11, 11, 10, 8, 12, 11, 11, 8)
     assert rising("vee", 8)[0] == (1, 2, 3, 8, 8, 13, 14, 15)
+    assert rising("0,0,1,2,3", 5)[0] == (1, 15, 8, 8, 8)  # a rank's only stage keeps its share
     assert rising("single", 4) == []
 
 
