@@ -128,6 +128,16 @@ class Trial:
                 one.zero_grad()
         return {"gradient": max(gradients), "loss": max(losses), "left": left_in(pipe)}
 
+    def clipped(self, pipe: Pipeline, most: float) -> dict[str, float]:
+        """After a step, without a wait for gradients: their norm, the unsplit model's norm, how far clipped gradients
+        lie from the unsplit model's."""
+        self.before(pipe.layers, pipe.place, 0)
+        pipe.step(*(list(part) for part in self.batch(pipe.place, 0)))
+        norm, whole = float(pipe.clip_grad_norm_(most)), self.unsplit(sum(pipe.counts))
+        self.add_gradients(whole, 0, pipe)
+        right = nn.utils.clip_grad_norm_(nn.ModuleList(whole).parameters(), most)
+        return {"norm": norm, "right": float(right), "worst": worst(pipe, whole)}
+
     def evaluated(self, pipe: Pipeline, batches: Iterable[Batches], outputs: bool = True) -> float:
         """The largest relative difference of evaluations and their outputs from those of the unsplit model."""
         whole, apart = [layer.eval() for layer in self.unsplit(sum(pipe.counts))], [0.0]

@@ -103,7 +103,7 @@ def queries_travel(queries: Any, keys: Any, statistics: Any, earlier: Any, backw
 
 
 def traffic(costs: AttentionExchange, stage: Ints, earlier: Ints, blocks: Any, backward: Any) -> tuple[Ints, Ints]:
-    """Bytes to the helping rank and back, shape (passes,) each, for so many blocks of slices with `earlier` ones before
+    """Bytes to the helping rank and back, shape (passes,) each, for `blocks` blocks of slices with `earlier` ones before
     them, by the cheaper of the two ways (see `queries_travel`)."""
     sizes = costs.query_bytes, costs.key_bytes, costs.statistic_bytes
     queries, keys, statistics = (np.asarray(size)[stage] for size in sizes)

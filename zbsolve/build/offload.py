@@ -102,7 +102,7 @@ def _with_copies(problem: Problem, own: Ints, size: Ints, times: Sequence[Ints],
 
 
 def _on_one_bus(passes: Passes, ranks: int) -> Passes:
-    """The table with the copies, in both directions, of so many neighbouring ranks on one stream (0: no change)."""
+    """The table with the copies, in both directions, of `ranks` neighbouring ranks on one stream (0: no change)."""
     if ranks == 0:
         return passes
 

@@ -215,7 +215,7 @@ def _routes(F: Table, placement: Placement) -> Routes:
 def _messages(comm: LinkTimes, routes: Routes, microbatches: int) -> list[Ints]:
     """µs of the messages down and up over each boundary, shape (stages − 1, microbatches) each."""
     ways = [_of_route(comm, route, microbatches) for route in routes]
-    number = np.arange(microbatches)  # they take the routes in turn
+    number = np.arange(microbatches)  # they alternate between the routes
     return [np.stack(way)[number % len(routes), :, number].T for way in zip(*ways, strict=True)]
 
 

@@ -135,7 +135,7 @@ def _with_rows(problem: Problem, rows: Sequence[_Row]) -> Problem:
 
 
 def _home(problem: Problem, stage: int, place: int, groups: int) -> _Home:
-    """A stage on one of its ranks, its microbatches there in so many groups. Raises BadInput where there are fewer."""
+    """A stage on one of its ranks, its microbatches there in `groups` groups. Raises BadInput where there are fewer."""
     rank, p = problem.stage_ranks[stage][place], problem.passes
     forwards, backwards, gradients = (
         rows[np.argsort(p.microbatch[rows], kind="stable")]

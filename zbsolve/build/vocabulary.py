@@ -8,7 +8,7 @@ L + r of a model of L stages, on rank r. For each microbatch it has these passes
     VR  reduces maxima and sums, and with one barrier the input gradient too: the barrier, which waits for S of all shards
     T   gradients of the shard's weights, and with two barriers of its input: it may wait as W may
     VG  with two barriers alone: the sum of the input gradient
-    VE  sums the embedding's output, of which each shard has the rows of its own words
+    VE  sums the embedding's output; each shard has the rows of its own words
     VS  takes the gradient of the embedding's output, which is scattered
 
 S and T compute, and searches treat T as they treat W. The others run on `comm:<rank>`. Those of one kind and microbatch are

@@ -193,8 +193,7 @@ def _helped(problem: Problem) -> Ints:
 
 
 def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
-    """An order in which passes that run together have one place, as close to `turn` as possible; None where there is
-    none."""
+    """An order in which passes that run together share one place, as close to `turn` as possible; None if none exists."""
     helps = _helped(handover.schedule.problem)
     node = _meetings(handover.schedule.problem, helps, goes_on)
     ends = np.stack([handover.before, handover.after], 1)  # of each message

@@ -98,7 +98,7 @@ def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts 
     try:
         whole = _row_gradients(both, slice(None), loss)
         alone = [(count / len(range(count)[part]), _row_gradients(both, part, loss), part) for part in parts]
-    except Exception:  # somebody's loss may take microbatches of one size alone
+    except Exception:  # the user's loss may accept microbatches of one size only
         return None
     kind = next((tensor.dtype for tensor in tensors[0] if tensor.is_floating_point()), torch.float32)
     if not whole or not all(bool(tensor.isfinite().all()) for tensor in whole):
@@ -133,7 +133,7 @@ def _factor(alone: Sequence[Tensor], together: Sequence[Tensor], share: float) -
 
 def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data, loss: Any, update: Update) -> float:
     """Run a step with updates inside in one process, by the definition of PipeDream and 2BW (see `build.updates`). Returns
-    the mean loss. Each microbatch in turn goes through the whole model, each stage with the version of its weights that the
+    the mean loss. Each microbatch goes through the whole model, each stage with the version of its weights that the
     graph says; an update is made when its group's gradients are complete. update: makes a torch optimizer of parameters. The
     layers of `stages` end with the newest weights."""
     firsts = accumulate((len(stage) for stage in stages), initial=0)

@@ -20,7 +20,7 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of process groups
 
 
 def choose(asked: str, local_ranks: int = 1, share: bool = False) -> str:
-    """The kind of device, "cuda" or "cpu", for so many ranks on this machine. `asked` "auto": cuda if each rank has a GPU of
+    """The kind of device, "cuda" or "cpu", for this machine's ranks. `asked` "auto": cuda if each rank has a GPU of
     its own, or if ranks share those that there are. Raises BadInput where there are too few GPUs."""
     if asked not in DEVICES:
         raise BadInput(f"device '{asked}': one of {', '.join(DEVICES)}")

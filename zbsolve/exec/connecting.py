@@ -49,7 +49,7 @@ class Given:
 
 
 class Whole:
-    """Maps a rank's parameters to those of the whole model. Here each is whole and keeps its name; a feature that cuts some
+    """Maps a rank's parameters to the whole model's. Here each is whole and keeps its name; a feature that cuts some
     over ranks overrides it. keys: name of such a one among this rank's modules → its names in the whole model."""
 
     def __init__(self, keys: Mapping[str, Sequence[str]] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Emulated devices: tensors, messages and orders are real, and times are those of a given device.
+"""Emulated devices: tensors, messages and orders are real, but times are a given device's.
 
 A rank runs each pass for real, and then sleeps until its emulated device would be done. The device has a clock. A pass
 starts there when the pass before it has ended and its message has arrived, which takes the link's time from the end of the
@@ -212,8 +212,7 @@ class EmulatedDevice:
         return time.monotonic_ns() >= sent + self._link[message.before, message.after]
 
     def arrived(self, message: Message, arrival: int) -> int:
-        """Wait until `message` has arrived over the emulated link. arrival: when it really did, ns. Returns the later of
-        both."""
+        """Wait until `message` has arrived over the emulated link. arrival: when it really did, ns. Returns the later."""
         due = int(self.board.end[self._row[message.before]]) + self._link[message.before, message.after]
         self.clock, self._first = max(self.clock, due), False
         return arrival if arrival >= due else sleep_until(due)
@@ -233,8 +232,7 @@ class EmulatedDevice:
         return arrival if time.monotonic_ns() >= due else sleep_until(due)
 
     def run_on_side_stream(self, name: str) -> tuple[int, int]:
-        """Run pass `name` of a side stream on its device, after all that it waits for. Returns its start and end there,
-        ns."""
+        """Run pass `name` of a side stream on its device, after all its inputs. Returns its start and end there, ns."""
         stream, row = self.times.side_streams[name], self._row[name]
         others = map(self._ended, self.times.others.get(name, ()))
         start = max(self._side_clocks.get(stream, 0), self._awaited(name), self._began, *others)
@@ -289,8 +287,7 @@ class EmulatedDevice:
         return int(self.board.end[row]) + before[1] * 1000
 
     def _awaited(self, name: str) -> int:
-        """When everything on this device that pass `name` waits for across streams has ended, ns; 0: it waits for
-        nothing."""
+        """When everything on this device that pass `name` waits for across streams has ended, ns; 0: nothing."""
         return max((int(self.board.end[self._row[a]]) + lag * 1000 for a, lag in self.times.waits.get(name, ())), default=0)
 
 

@@ -44,7 +44,7 @@ def listed(layers: Layers) -> dict[str, nn.Module] | None:
     if isinstance(layers, nn.Sequential | nn.ModuleList):
         return {
             name: layer for name, layer in children_of(layers).items() if layer is not None
-        }  # also one that is there twice
+        }  # also one that occurs twice
     if isinstance(layers, nn.Module):
         raise BadInput(f"layers: a {type(layers).__name__} has no order: give an nn.Sequential, a list, or a builder")
     if isinstance(layers, Sequence):

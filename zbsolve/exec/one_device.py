@@ -42,7 +42,7 @@ from .work import WorkBeside
 
 @dataclass(frozen=True)
 class Ran(MeasuredStep):
-    """One step. memory: of each rank, if it was asked for."""
+    """One step. memory: of each rank, if requested."""
 
     memory: tuple[Memory, ...]
 

@@ -35,7 +35,7 @@ from .transport.peers import Peers
 
 @dataclass(frozen=True)
 class StepResult:
-    """One training step. memory: of this rank, where that was asked for. seen: the reports of all ranks."""
+    """One training step. memory: of this rank, if requested. seen: the reports of all ranks."""
 
     seen: StepReport = field(repr=False)
     memory: Memory | None

@@ -173,7 +173,8 @@ def as_one(made: Any, where: str) -> Optimizer:
 
 
 class Joined(Optimizer):
-    """Several optimizers with different parameters as one. They step in turn, and keep their groups and state."""
+    """Several optimizers with different parameters as one. They step one after the other, with their own groups and
+    state."""
 
     def __init__(self, optimizers: Iterable[Optimizer], where: str) -> None:
         self.optimizers = list(optimizers)
@@ -185,7 +186,7 @@ class Joined(Optimizer):
 
     @property
     def param_groups(self) -> list[OptimizerState]:  # type: ignore[override]
-        """The groups of all optimizers, in turn."""
+        """The groups of all optimizers, in order."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property

@@ -146,7 +146,7 @@ def without_kv_bytes(layer: Layer) -> str:
 
 
 MAX_SLICED = 20_000  # forwards of a step that a search tries with slices
-EVEN, EXCHANGE = "even", "exchange"  # kinds of slices, besides those of equal work
+EVEN, EXCHANGE = "even", "exchange"  # kinds of slices, besides equal work
 
 
 def _choices(step: Any) -> list[Named]:
@@ -166,7 +166,7 @@ def kinds_of_slices(step: Any, said: Any) -> dict[str, str]:
 
 
 def in_slices(step: Any, count: int, kind: str) -> Named:
-    """The step in so many slices of a kind, with its name."""
+    """The step in `count` slices of a kind, with its name."""
     slices: Slices = f"{count}:{EVEN_WORK}" if kind == EVEN_WORK and count > 1 else count
     sliced = replace(step, slices=slices, attention_exchange=kind == EXCHANGE and count > 1)
     return f" slices={slices}{f' {EXCHANGE}' if sliced.attention_exchange else ''}", sliced

@@ -21,7 +21,7 @@ from ..util.text import rows_of_numbers
 from .feature import Choices, Feature, Moves, Named, Now, is_auto
 from .offload import FULL, HALF, NO_OFFLOAD, Offload, stage_fractions, within_host
 
-ALL_WAYS = 100  # if all stages together have at most so many choices, all are tried
+ALL_WAYS = 100  # up to this many choices of all stages together, all are tried
 BREADTH = 24  # changed steps that are tried before the best of them is taken
 
 
@@ -196,7 +196,7 @@ def copy_moves(now: Now) -> Iterator[Named]:
 
 
 def _ways(now: Stage, said: Any, layers: int) -> list[Stage]:
-    """The choices for a stage of so many layers that `said` leaves to the search."""
+    """The choices for a stage of `layers` layers that `said` leaves to the search."""
     if is_auto(said.recompute) and is_auto(said.offload):
         return [*(Stage(away=share) for share in AWAY), Stage(layers)]
     if is_auto(said.recompute):

@@ -65,7 +65,7 @@ class Sample(tuple[tuple[float, ...], ...]):
     __slots__ = ()
 
     def typical(self, microbatches: int) -> Lengths:
-        """Pack each batch into so many microbatches by tokens (see `pack`), the fullest first. Returns the median over
+        """Pack each batch into `microbatches` by tokens (see `pack`), the fullest first. Returns the median over
         batches of the first ones, of the second ones, and so on."""
         rows = []
         for batch in self:

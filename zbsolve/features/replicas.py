@@ -32,7 +32,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
 
 
 def _sum(size: int, ranks: int, link: Link) -> float:
-    """µs of an all-reduce of `size` bytes over so many ranks."""
+    """µs of an all-reduce of `size` bytes over `ranks` ranks."""
     return 2 * link.time(size * (ranks - 1) / ranks) if ranks > 1 and size else 0.0
 
 

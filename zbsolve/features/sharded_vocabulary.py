@@ -50,7 +50,7 @@ def without_vocabulary(profile: Any) -> Any:
 
 
 def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Shard]:
-    """The profile of what is on stages, and what each of so many ranks has in addition. Raises BadInput."""
+    """The profile of what is on stages, and what each of `ranks` ranks has in addition. Raises BadInput."""
     if vocabulary not in BARRIERS:
         return profile, NO_SHARD
     plain, costs, source = without_vocabulary(profile), profile.vocabulary, profile.source

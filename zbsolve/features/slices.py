@@ -65,7 +65,7 @@ def _extra_times(layer: Layer, kind: str, cuts: Cuts) -> list[float]:
 
 
 def least_extra(layers: Sequence[Layer], kind: str, counts: Ints) -> Floats:
-    """A lower bound on the µs by which passes of a kind of these layers exceed the whole sequence's, in so many slices of
+    """A lower bound on the µs by which passes of a kind of these layers exceed the whole sequence's, in `counts` slices of
     any lengths; shape of `counts`. Terms proportional to length have the same sum as for even slices. Terms that also depend
     on position are at most half of that for one slice as long as the sequence, after it. Each slice may be rounded down."""
     least, measured = np.zeros(len(counts)), [layer for layer in layers if layer.slice_extra is not None]

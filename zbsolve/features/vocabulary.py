@@ -32,7 +32,7 @@ class ShardCosts:
     with two (algorithm 1: T computes both). parameter_bytes: of a shard of the output's weight and, if it is sharded and not
     tied, of the embedding's; frozen_bytes: those that are not trained. lookup: µs of the shard's embedding for one
     microbatch, forward or backward (the longer), without the collective. broadcast, reduce, statistics: µs of the
-    collectives, if measured on so many ranks. scaled: if not measured, from which rows this one is computed.
+    collectives, if measured on this number of ranks. scaled: if not measured, from which rows this one is computed.
     """
 
     ranks: int
@@ -80,8 +80,8 @@ class VocabularyCosts:
             raise BadInput("vocabulary: tied: an embedding that shares the output's weight is sharded with it")
 
     def shard(self, ranks: int) -> ShardCosts:
-        """The row for so many ranks. If there is none, it is interpolated in 1/ranks between its neighbours, or scaled from
-        the nearest rows, and `scaled` says so. Raises BadInput for more ranks than words."""
+        """The row for this number of ranks. If there is none, it is interpolated in 1/ranks between its neighbours, or
+        scaled from the nearest rows, and `scaled` says so. Raises BadInput for more ranks than words."""
         self._check(ranks)
         rows = {row.ranks: row for row in self.shards}
         return rows[ranks] if ranks in rows else self._made(ranks)
@@ -95,7 +95,7 @@ class VocabularyCosts:
         return self._part(ranks, self.shards[0].frozen_bytes)
 
     def _part(self, ranks: int, size: int) -> int:
-        """Bytes of the largest of so many shards, if the largest one in the first row has `size`."""
+        """Bytes of the largest of `ranks` shards, if the largest one in the first row has `size`."""
         self._check(ranks)
         return ceil(self.size / ranks) * size // ceil(self.size / self.shards[0].ranks)
 
@@ -143,7 +143,7 @@ class VocabularyCosts:
         return tuple(rests)
 
     def check(self, layers: int) -> None:
-        """Raise BadInput where this output layer is not the last of so many layers, or the embedding not the first."""
+        """Raise BadInput where this output layer is not the last of this many layers, or the embedding not the first."""
         if self.output != layers - 1 or self.embedding not in (None, 0) or layers == 1:
             place = f"output is layer {self.output} and embedding {self.embedding} of {layers} layers"
             raise BadInput(f"vocabulary: {place}: the last one, and the first one or none, are needed")

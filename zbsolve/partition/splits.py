@@ -170,10 +170,12 @@ class Splits:
         known = dict(zip((its.before * names + its.after).tolist(), its.lag.tolist(), strict=True))
         wanted = zip((rows[edges.before] * names + rows[edges.after]).tolist(), edges.lag.tolist(), strict=True)
         rooms = (0,) if self.room is None else self.room
+        alone = [[f"compute:{rank}" in streams for rank in range(problem.ranks)] for streams in problem.passes.stream_sets]
         stays = np.all([c[its.before] == c[its.after] for c in (problem.passes.stage, problem.passes.microbatch)], axis=0)
         kept = np.bincount(its.before, np.where(stays, problem.device_bytes, 0), names)  # until its stage's backward, or W
         return bool(
             (problem.passes.rank[rows] == own.passes.rank).all()
+            and np.array(alone)[problem.passes.streams[rows], own.passes.rank].all()
             and (problem.passes.duration[rows] >= own.passes.duration).all()
             and all(known.get(pair, -1) >= lag for pair, lag in wanted)
             and (self.room is None or problem.capacity is not None)

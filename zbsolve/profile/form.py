@@ -18,7 +18,7 @@ from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
 
 ROUNDING = 1e-9
-BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
+BACKWARD = ("B", "W", "BW")  # a layer needs B and W, or BW
 SIZES = ("held_until_B", "held_until_W", "parameter_bytes", "output_bytes")  # fields of a layer that a file may leave out
 RATES = ("bytes_per_us", "d2h", "h2d", "d2h_both", "h2d_both")
 STATES = (

@@ -132,7 +132,7 @@ def outputs(layers: Sequence[nn.Module], first: int, loss: Loss | None, x: Any, 
 
 
 def run_layers(layers: Sequence[nn.Module], x: Any, first: int, seed: int) -> Any:
-    """Run the layers in turn. Each draws random numbers that depend on (seed, layer) alone, on CPUs and GPUs, on whichever
+    """Run the layers in order. Each draws random numbers that depend on (seed, layer) alone, on CPUs and GPUs, on whichever
     rank. Side inputs are returned beside the output (see `models.sides`)."""
     for i, layer in enumerate(layers, first):
         seed_layer(seed, i)

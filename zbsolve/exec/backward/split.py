@@ -177,7 +177,7 @@ FORWARDS: dict[type, Callable[..., Tensor]] = {
 
 def defer(module: nn.Module, deferral: Deferral) -> None:
     """Replace the forward of every layer in `module` that can be split, in place, even if another `defer` has replaced it.
-    Subclasses that change more than their construction, and layers whose forward somebody replaced, stay as they are: they
+    Subclasses that change more than their construction, and layers whose forward was replaced, stay as they are: they
     may compute anything."""
     if WRAPPERS & {kind.__name__ for kind in type(module).__mro__}:
         return

@@ -22,8 +22,7 @@ from .replay import Moment, Replay
 
 
 class Split(Protocol):
-    """Some consecutive layers with a split backward, by any method. The rank passes what `forward` keeps to `backward` and
-    `weights`."""
+    """Consecutive layers with a split backward. The rank passes what `forward` keeps to `backward` and `weights`."""
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, Any]:
         """F: the outputs, detached, and what it keeps. x: a pytree; its tensors with `requires_grad` get gradients. What the

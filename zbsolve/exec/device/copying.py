@@ -49,8 +49,7 @@ class CopyStreams:
     def begin(
         self, stream: str, work: Callable[[], None], behind: Sequence[Any], over: Callable[[], None] | None = None
     ) -> Copy:
-        """Start a copy: run `work` on the stream, after these events and all earlier copies there, then call `over`. Never
-        waits."""
+        """Start a copy: run `work` on the stream after these events and earlier copies, then call `over`. Never waits."""
         if stream not in self._queues:
             queue = self._queues[stream] = SimpleQueue()
             threading.Thread(target=_run, args=(queue, self.device), daemon=True, name=f"copies {stream}").start()

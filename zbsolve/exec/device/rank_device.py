@@ -200,8 +200,8 @@ class RankDevice:
         read_marks(record, marks)
 
     def _allow(self, size: int | None) -> None:
-        """Let the allocator take so many bytes of the device in all (None: no limit). It frees its cached blocks before it
-        reports that memory is out."""
+        """Limit the allocator to this many bytes of the device in total (None: no limit). It frees its cached blocks before
+        it reports that memory is out."""
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(1.0 if size is None else min(1.0, size / total), self.device)
 

@@ -24,8 +24,8 @@ from ..base.values import PLAIN_TYPES, Away, Layout, each_tensor, is_dtensor, lo
 ALIGNED = 64  # bytes: alignment of a piece in a host buffer
 SMALL = 0.005  # a piece is not cut in two for a smaller share of the bytes to move than this
 PACKED = 1 << 20  # bytes: a smaller copy does not reach two thirds of a link's rate
-TOGETHER = 1 << 24  # bytes: a copy of so many does
-WASTE = 2  # a free buffer may be so many times as large as needed
+TOGETHER = 1 << 24  # bytes: a copy of this size suffices
+WASTE = 2  # a free buffer may be at most this many times as large as needed
 PAGE = 4096  # bytes
 
 

@@ -92,7 +92,7 @@ class Options:
             raise BadInput(f"run: timeouts {self.timeout}, {self.start_timeout} and lr {self.lr} must be positive")
 
     def on(self, local_ranks: int) -> Options:
-        """The options with the kind of device for so many ranks on this machine. Raises BadInput."""
+        """The options with the kind of device for this machine's ranks. Raises BadInput."""
         asked = "cpu" if self.emulate is not None and self.device == "auto" else self.device
         kind = choose(asked, local_ranks, self.share_gpus)
         if kind == "cpu" and self.capture:
@@ -102,7 +102,7 @@ class Options:
         return replace(self, device=kind)
 
     def sizes(self, ranks: int) -> dict[str, int]:
-        """Dimension → its size, for a schedule of so many ranks. Raises BadInput."""
+        """Dimension → its size, for a schedule's number of ranks. Raises BadInput."""
         return mesh_sizes(self.mesh, ranks)
 
     def make_optimizer(self, model: Model, parameters: NamedParameters) -> torch.optim.Optimizer:
@@ -160,7 +160,7 @@ def run_rank(
     if times is not None and pipeline.hooks.emulated is not None:
         facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
     timed = trained.results[options.warmup :]
-    facts["steps"] = len(timed)  # fewer than asked for after an interrupt
+    facts["steps"] = len(timed)  # fewer than requested after an interrupt
     trace: Trace | RunNumbers | None
     if isinstance(schedule, Schedule) or options.whole_trace:
         trace = pipeline.trace(timed, trained.memory, facts, whole() if whole is not None and options.whole_trace else None)

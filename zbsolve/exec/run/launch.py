@@ -266,7 +266,7 @@ def run_rank_process(folder: Path, rank: int) -> int:
     fails `failure.RANK`; each whole or not at all."""
     end_with_parent()
     local_network()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what a model prints is told as it comes
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a model's output is shown immediately
     try:
         _run_rank(folder, rank)
     except Exception as error:

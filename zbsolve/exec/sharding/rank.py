@@ -1,5 +1,5 @@
 """`Sharding`: the stages of a rank whose parameters FSDP shards. AG and AGB gather a stage's parameters, RS reduces its
-gradients. These passes only start the work: a pass that uses the weights waits for the gather, and whoever reads gradients
+gradients. These passes only start the work: a pass that uses the weights waits for the gather, and code that reads gradients
 waits for the reduction. Where nothing is sharded, these passes only take time on emulated devices."""
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ RUNS_AGAIN = "slices: a layer runs again in the backward (a checkpoint): recompu
 
 @dataclass(frozen=True, slots=True)
 class SliceRun:
-    """A forward of slice `number` of a microbatch. offset: the position of its first token. calls: an entry for each call of
-    attention so far."""
+    """A forward of slice `number` of a microbatch. offset: its first token's position. calls: the attention calls so far."""
 
     store: SliceStore
     microbatch: int

@@ -23,7 +23,7 @@ from .shared_memory import ReceiveWork
 from .wires import FORMATS, Wires, reason
 
 POLL_SECONDS = 0.001  # between two checks of what was sent
-SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # up to so many sends, each so small, are not worth a check
+SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # up to 16 sends of at most 4 KiB are not worth a check
 ZEROS = "nobody used a part of what its stage was given, as all was before: from now on its gradient is zeros, and not None"
 Key = tuple[tuple[int, ...], int]  # a channel, and the number of the input's shape
 

@@ -99,8 +99,7 @@ class Peers:
         call_beside([self.wires.abort, *self.beside])
 
     def wait(self, work: Any, what: str) -> None:
-        """Wait for a collective of all ranks; one that is done is valid even after a failure. Raises LostRank naming
-        `what`."""
+        """Wait for a collective of all ranks; a done one is valid even after a failure. Raises LostRank naming `what`."""
         with self._told(what):
             self.wires.wait(work, timeout=self.timeout)
 

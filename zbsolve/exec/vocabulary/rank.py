@@ -4,7 +4,7 @@ The last stage's rank broadcasts hidden states, and receives the sum of the shar
 statistics of labels to all. If the input embedding is sharded too, the first stage's rank receives the sum of the shards'
 look-ups, and broadcasts its gradient. Sums have the dtype of what is sent.
 
-All ranks start their collectives in the same order, that of the schedule, across all kinds. NCCL's kernels wait for their
+All ranks start their collectives in the schedule's order, across all kinds. NCCL's kernels wait for their
 peers on the device; if ranks started collectives of several communicators in different orders, they could wait for each
 other for ever (NCCL's user guide, "Using multiple NCCL communicators concurrently").
 """
@@ -298,7 +298,7 @@ class VocabularyShard(Part):
         shape = *tokens.shape, shard.weight.shape[1]
         sent = list[Tensor]()
         if root == self.homes.rank:
-            gradient = self._scattered.pop(m)  # None: nobody used the vectors
+            gradient = self._scattered.pop(m)  # None: no layer used the vectors
             sent.append(shard.weight.new_zeros(shape, requires_grad=False) if gradient is None else gradient)
 
         def work() -> None:
