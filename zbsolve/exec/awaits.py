@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from ..handover import Handover
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Bools, pass_name
 from ..util.errors import BadInput
 from .base.program import Await
-from .handlers import HANDLERS, passes_where
+from .handlers import passes_where
 
 Times = NDArray[Any]
 
@@ -140,11 +139,10 @@ def together(schedule: Schedule, begin: Times) -> Times:
     return begins
 
 
-def received(handover: Handover, begin: Times, goes_on: Bools) -> tuple[Ints, Ints]:
+def received(handover: Handover, begin: Times) -> tuple[Ints, Ints]:
     """Before which place of its taker's order the receive of each message is enqueued, and the message's place in the one
-    order, by which those with one place come in turn; shape (messages,) each. begin: see `together`; goes_on: of which
-    passes the rank goes on while their work is done, shape (passes,)."""
-    turn, rank = turns(handover, begin, goes_on), handover.schedule.problem.passes.rank
+    order, by which those with one place come in turn; shape (messages,) each. begin: see `together`."""
+    turn, rank = turns(handover, begin), handover.schedule.problem.passes.rank
     sent, place = turn[handover.before], np.zeros(len(handover.before), np.int64)
     for number, rows in enumerate(handover.orders):
         own = rank[handover.after] == number
@@ -152,17 +150,17 @@ def received(handover: Handover, begin: Times, goes_on: Bools) -> tuple[Ints, In
     return np.minimum(place, handover.place[handover.after]), sent
 
 
-def turns(handover: Handover, begin: Times, goes_on: Bools) -> Ints:
+def turns(handover: Handover, begin: Times) -> Ints:
     """The place of each pass in the one order, shape (passes,); along a rank's order it never falls. Where passes cannot
-    meet in one order, as `waits.circle` finds, each is at its own time. begin, goes_on: as `received` takes them."""
+    meet in one order, as `waits.circle` finds, each is at its own time. begin: see `together`."""
     problem, timeline = handover.schedule.problem, handover.schedule.timeline()
     only = problem.passes.that(begun=True) | passes_where(problem, "ends_with_step")
     turn = np.arange(len(begin)) if timeline.turn is None else timeline.turn
     place = np.zeros(len(begin), np.int64)
     place[np.lexsort((turn, begin, np.where(only, begin, timeline.end)))] = np.arange(len(begin))
     p, sums = problem.passes, passes_where(problem, "ends_with_step")
-    meets = bool((sums | p.that(together=True) | p.that(away=True)).any())  # do ranks meet otherwise than by messages?
-    common = _common(handover, place, goes_on) if meets else None
+    meets = bool((sums | p.that(together=True)).any())  # do ranks meet otherwise than by messages?
+    common = _common(handover, place) if meets else None
     if common is not None:
         return common
     for rows in handover.orders:
@@ -170,33 +168,20 @@ def turns(handover: Handover, begin: Times, goes_on: Bools) -> Ints:
     return place
 
 
-def _meetings(problem: Problem, helps: Ints, goes_on: Bools) -> Ints:
+def _meetings(problem: Problem) -> Ints:
     """Pass → a number that it has in common with those that ranks run at once, shape (passes,): the parts of a collective,
-    those of a sum, a pass and its helper."""
+    and those of a sum."""
     count, number, sums = len(problem.passes), problem.collective, passes_where(problem, "ends_with_step")
     meetings = np.where(number >= 0, count + number, np.arange(count))
     meetings[sums] = 2 * count + problem.passes.stage[sums]
-    for helper, helped in helps[~goes_on[helps[:, 0]]].tolist():
-        meetings[helper] = meetings[helped]
     return np.unique(meetings, return_inverse=True)[1].ravel()
 
 
-def _helped(problem: Problem) -> Ints:
-    """Rows of helpers and of the passes that they help, shape (helpers, 2)."""
-    pairs = list[tuple[int, int]]()
-    for row in np.flatnonzero(passes_where(problem, "helps")).tolist():
-        helper = problem.passes[row]
-        names = (pass_name(k, helper.stage, helper.microbatch, helper.slice) for k in HANDLERS[helper.kind].helps)
-        pairs.append((row, next(problem.index[name] for name in names if name in problem.index)))
-    return np.array(pairs, np.int64).reshape(-1, 2)
-
-
-def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
+def _common(handover: Handover, turn: Ints) -> Ints | None:
     """An order in which what meets has one place, as near to `turn` as may be; None where there is none."""
-    helps = _helped(handover.schedule.problem)
-    node = _meetings(handover.schedule.problem, helps, goes_on)
+    node = _meetings(handover.schedule.problem)
     ends = np.stack([handover.before, handover.after], 1)  # of each message
-    pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), helps, ends])
+    pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), ends])
     before, after = node[pairs].T
     before, after = before[before != after], after[before != after]
     size = int(node.max()) + 1

@@ -172,7 +172,7 @@ class Shared(Part):
 
     def __init__(self, c: Connecting) -> None:
         self._wires, self._timeout, self._device = c.wires, c.peers.timeout, c.device
-        self._behind, self._here, self._done = asked(c.parts, "wait_gradients"), frozenset(c.stages), set[int]()
+        self._behind = asked(c.parts, "wait_gradients")
         passes = () if self._behind else c.own.program.actions
         self.exchanged = frozenset(action.stage for action in passes if action.kind in HANDLERS)
         stage_of = [s for s, count in enumerate(c.own.counts) for _ in range(count)]
@@ -204,20 +204,16 @@ class Shared(Part):
 
     def begin_gradients(self) -> None:
         """A step begins. Only what it adds is to be summed, so older gradients are put aside."""
-        self._done = set()
         for bucket in self._buckets:
             bucket.kept = [p.grad for p in bucket.parameters]
             for parameter in bucket.parameters:
                 parameter.grad = None
 
     def exchange(self, stage: int) -> None:
-        """The pass C of a stage: start the sums that are complete with it. Never waits. A sum that a stage here without a
-        pass C adds to starts when the step ends."""
-        if stage not in self.exchanged:
-            return
-        self._done.add(stage)
-        for bucket in self._buckets:
-            if stage in bucket.stages and self._here.intersection(bucket.stages) <= self._done:
+        """The pass C of a stage: start its sums. Never waits. Those over tied stages start when the step ends: ranks might
+        come to them in different orders (see `docs/nccl.md`)."""
+        for bucket in self._buckets if stage in self.exchanged else ():
+            if bucket.stages == (stage,):
                 bucket.start()
 
     def forget(self) -> None:

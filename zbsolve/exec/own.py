@@ -22,9 +22,7 @@ from .slices.stage import check_sliced, sliced_loss
 from .step_view import StepView
 from .transport.wires import Wires
 from .vocabulary.parts import sharded_layers, with_shard
-from .waits import circle
-
-MOST_NAMED = 6  # of what waits for each other
+from .waits import check_ends
 
 
 def own_part(view: StepView, wires: Wires, given: Given) -> Own:
@@ -32,8 +30,7 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
     problem, whole = view.step, listed(given.layers)
     counts = layer_counts(problem, None if whole is None else len(whole))
     programs = lower(view, training=not forwards_alone(problem))
-    if given.device.type == "cuda" and view.part is None and (waits := circle(programs)):
-        raise BadInput(f"schedule: on GPUs its ranks would wait for each other: {'; '.join(waits[:MOST_NAMED])}")
+    check_ends(programs, given.device)
     check_sliced(problem, given.split)
     if wires.size != problem.ranks:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")

@@ -103,7 +103,6 @@ class Handler:
     sliced: it can run for a slice of a sequence.
     before_its_pass: what it does is done by the pass of its stage and part that comes behind it. Where that does not come
     right behind, the rank that helps it goes on while its work is done.
-    helps: the kinds of passes of its stage and part that it helps, from another rank.
     ends_with_step: it sums gradients with other ranks, and when it has ended is known only when the step ends.
     does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
     needs to, with what a microbatch keeps ("offload", "reload"), or with a sharded vocabulary ("broadcast",
@@ -125,7 +124,6 @@ class Handler:
     only_time: bool = False
     sliced: bool = False
     before_its_pass: bool = False
-    helps: tuple[str, ...] = ()
     ends_with_step: bool = False
     reads: str = ""
     does: str = ""
