@@ -237,7 +237,7 @@ class InPlace(nn.Module):
     [
         (Counts, "Counts's forward changes attributes of self, which a graph would not do"),
         (Replaces, "Replaces's graph gives another buffer mean than eager mode"),
-        (Random, "Random cannot be traced: "),
+        (Random, "Random('s graph gives another output| cannot be traced: )"),  # the first from torch 2.14 on
         (InPlace, "the graph makes what a stage cannot take: "),
     ],
 )

@@ -11,12 +11,16 @@ from unittest.mock import patch
 import networkx
 import pytest
 import torch
+import torch.distributed as dist
 
-from zbsolve import BadInput, Schedule, preset
+from zbsolve import BadInput, Schedule, pipeline, preset
+from zbsolve.exec import Pipeline
 from zbsolve.exec.base.program import Message, Program
 from zbsolve.exec.device.rank_device import DeviceRows
+from zbsolve.exec.exchange import Shared
 from zbsolve.exec.handlers import HANDLERS
 from zbsolve.exec.interpreter import Interpreter
+from zbsolve.exec.loop import evaluation
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.waits import check_ends, circle, graph_of
@@ -261,3 +265,34 @@ def test_a_step_that_may_hang_is_refused_on_gpus_alone() -> None:
     check_ends(on_two_ranks(), torch.device("cuda"))
     with pytest.raises(BadInput, match="on GPUs its ranks would wait for each other: message 0F1"):
         check_ends(late, torch.device("cuda"))
+
+
+def test_rounds_of_evaluation_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[list[str]]()
+
+    def looked(programs: Any, device: torch.device) -> None:
+        seen.append([action.name for program in programs for action in program.actions])
+
+    monkeypatch.setattr(evaluation, "check_ends", looked)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        problem = pipeline([1], BW=[1], placement=(0,), microbatches=2)
+        pipe = Pipeline([torch.nn.Linear(2, 2)], preset("1f1b", problem), loss=torch.nn.functional.mse_loss)
+        for _ in range(2):  # the round is made once
+            assert pipe.evaluate(torch.zeros(4, 2), pipe.forward(torch.zeros(4, 2))) == 0
+    finally:
+        dist.destroy_process_group()
+    assert seen == [["0F0", "0F1"]] * 2  # without a loss, and with it
+
+
+def test_sums_over_tied_stages_start_when_the_step_ends() -> None:
+    """Ranks might come to their passes C in different orders."""
+    started, shared = list[str](), object.__new__(Shared)
+    shared.exchanged = frozenset({0, 3})
+    buckets = {"one stage": (0,), "tied": (0, 3), "another": (1,)}
+    shared._buckets = [
+        SimpleNamespace(stages=stages, start=lambda name=name: started.append(name)) for name, stages in buckets.items()
+    ]  # type: ignore[misc]
+    for stage in (0, 3, 1):
+        shared.exchange(stage)
+    assert started == ["one stage"]

@@ -87,13 +87,6 @@ ROWS = (
         "offload",
     ),
     Planted(
-        "an offload writes to a host buffer that a reload still reads",
-        OFFLOAD,
-        "            behind.append(read)\n",
-        "            del read\n",
-        "offload",
-    ),
-    Planted(
         "a collective does not wait for what it is given",
         COPIES,
         "            for event in behind:\n                stream.wait_event(event)\n            start.record(stream)\n",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.utils._device import _device_constructors
 
 COUNT = int(os.environ["MAKE_BELIEVE_GPUS"])
 MEMORY = 8 << 30
@@ -368,6 +369,7 @@ put(
 put(torch.cuda.graphs, CUDAGraph=Graph, graph=Capturing)
 put(torch.cuda.random, manual_seed=OWN.manual_seed, manual_seed_all=OWN.manual_seed)
 put(torch, Generator=Generator)
+_device_constructors()  # torch remembers them, and so knows these in `with device:`
 put(torch, **{name: pinning(getattr(torch, name)) for name in ("empty", "zeros", "ones", "empty_strided", "empty_like")})
 put(
     torch.Tensor,

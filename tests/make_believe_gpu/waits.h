@@ -33,6 +33,7 @@ struct Use {
   int64_t time;
   bool write;
   std::string what;
+  int capture;  // the graph that it is a part of, which does nothing before its replay
 };
 
 struct Block {
@@ -119,7 +120,7 @@ static void use(const Use& now) {
 }
 
 static void use_now(uintptr_t begin, size_t size, bool write, Stream stream, const std::string& what) {
-  if (size) use({begin, begin + size, stream, streams[stream][stream], write, what});
+  if (size) use({begin, begin + size, stream, streams[stream][stream], write, what, capture});
 }
 
 // New memory on the current stream. What was given back there could be it.
@@ -138,7 +139,8 @@ static void take(uintptr_t begin, size_t size, bool device = true) {
     given_back[stream].clear();
   }
   Block block{begin, begin + size, stream, {}, {}};
-  if (device) block.uses.push_back({begin, begin + size, stream, streams[stream][stream], true, "who had the memory before"});
+  auto now = streams[stream][stream];
+  if (device) block.uses.push_back({begin, begin + size, stream, now, true, "who had the memory before", capture});
   blocks[begin] = std::move(block);
 }
 
@@ -201,6 +203,10 @@ static std::vector<Use> end_capture() {
   for (auto [stream, time] : launched)
     if (!over(streams[captured], stream, time) && over(streams[stream], captured, began))
       say("race: the graph ends before " + named(stream) + " does");
+  for (auto& [begin, block] : blocks) {
+    auto none = [](const Use& one) { return one.capture == capture; };
+    block.uses.erase(std::remove_if(block.uses.begin(), block.uses.end(), none), block.uses.end());
+  }
   capture = 0;
   return std::move(touched);
 }
