@@ -1,5 +1,5 @@
-"""What goes from layer to layer, found without computing: structure, shapes, types, and which tensors get a gradient;
-and which layers are equal, so that one of them speaks for all."""
+"""What flows between layers, found without computing: structure, shapes, types, and which tensors need a gradient; and which
+layers are equal, so that it suffices to measure one of them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ NOT_SETTINGS = ("layer_idx", "layer_id", "forward")
 
 
 def fingerprint(layer: nn.Module) -> Hashable:
-    """Equal for layers of the same classes, shapes, types and settings, whatever numbers their tensors hold. What is neither
-    plain data nor a tensor counts by identity. So equal layers may have unequal fingerprints, and never the other way
-    round."""
+    """Equal for layers of the same classes, shapes, types and settings, whatever values their tensors hold. Anything other
+    than plain data and tensors is compared by identity. So equal layers may have unequal fingerprints, but never the other
+    way round."""
     return Keys(NOT_SETTINGS, _identity).of(layer)
 
 
@@ -54,7 +54,7 @@ def _identity(value: Any) -> Hashable:
 
 
 class _Itself:
-    """Equal to itself alone. It holds the object, because the address of one that is gone could be another's."""
+    """Equal only to itself. It keeps the object alive, since its id could otherwise be reused."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -69,11 +69,11 @@ class _Itself:
 def chosen(
     prints: Sequence[Hashable], inputs: Sequence[Hashable], output: Hashable, copies: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which layers to measure, and for every layer the first one that is equal.
+    """Which layers to measure, and for every layer the first one that equals it.
 
-    prints: a fingerprint each. inputs: what goes into each (shape, type); output: what leaves the last. At most `copies` of
-    each kind are taken. The first layer (it makes no input gradient) and the last (it has the loss) equal no other. The
-    layers taken must follow each other: where the output of one would not be the input of the next, all layers are taken.
+    prints: a fingerprint each. inputs: the input of each (shape, type); output: of the last. At most `copies` of each kind
+    are taken. The first layer (it has no input gradient) and the last (it has the loss) equal no other. The layers taken
+    must form a chain: where the output of one does not match the input of the next, all layers are taken.
     """
     first: dict[Hashable, int] = {}
     count: dict[int, int] = {}
@@ -93,11 +93,11 @@ def chosen(
 
 @dataclass(frozen=True)
 class Flow:
-    """What flows through a model. inputs: what goes into each layer, as a message is. output: what leaves the last one.
-    prints: a fingerprint of each layer. parameter_bytes: of each layer, trained or not. tied: bytes of each parameter that
-    several layers hold, and the numbers of those layers. untrained: how many layers in front train nothing, so that no
-    gradient is needed there. gives, takes: the side inputs of each layer; of those that it takes, by name, how they look.
-    begins: whether each begins a row.
+    """What flows through a model. inputs: each layer's input, as message formats. output: of the last layer. prints: a
+    fingerprint per layer. parameter_bytes: of each layer, trained or not. tied: bytes of each parameter that several layers
+    share, and the numbers of those layers. untrained: number of leading layers that train nothing, so that they need no
+    gradient. gives, takes: the side inputs of each layer; those that it takes map name → format. begins: whether each layer
+    starts from the batch.
     """
 
     inputs: tuple[Format, ...]
@@ -112,17 +112,17 @@ class Flow:
 
     @property
     def sides(self) -> bool:
-        """Whether there are side inputs, or several rows."""
+        """Whether there are side inputs, or layers that start from the batch."""
         return any((*self.gives, *self.takes))
 
     def example(self, i: int, make: Callable[..., Tensor], device: torch.device | None = None) -> Any:
-        """What layer i gets (see `example`)."""
+        """A value for layer i's input (see `example`)."""
         row = example(self.inputs[i], make, device)
         sides = {name: example(form, make, device) for name, form in self.takes[i].items()}
         return Carried(row, sides) if sides else row
 
     def with_sides(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
-        """The layers' costs with the side inputs that they give and take."""
+        """The layers' costs, extended by the side inputs that they give and take."""
         costs = []
         for layer, gives, takes, begins in zip(layers, self.gives, self.takes, self.begins, strict=True):
             names = tuple(name for name in takes if not begins or name != INPUTS)
@@ -131,8 +131,8 @@ class Flow:
 
 
 def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
-    """What a profile says of its microbatch, for plans of others: sequences, the first dimension of the first input, and the
-    tokens of each, the second one where the input is of whole numbers; devices that share each layer."""
+    """A profile's facts on its microbatch, used for plans with other sizes: sequences (first dimension of the first input),
+    tokens per sequence (second dimension, if the input is integer), and devices that share each layer."""
     tensors = through.inputs[0].tensors
     shape = tuple(tensors[0].shape) if tensors else ()
     tokens = shape[1] if len(shape) == 2 and not tensors[0].dtype.is_floating_point else 0
@@ -141,13 +141,13 @@ def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
 
 
 def fake_mode() -> FakeTensorMode:
-    """Under it, tensors have shapes and types but no numbers: a model of any size, on any machine."""
+    """In this mode tensors have shapes and types but no values: for a model of any size, on any machine."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
-    """The model called `spec`, to be built under `mode`. A user's own function runs under it too, so that its layers take no
-    memory. Raises BadInput."""
+    """The model called `spec`, to be built under `mode`. A user's own function also runs under it, so that its layers take
+    no memory. Raises BadInput."""
     if ":" in spec and not spec.startswith("hf:"):
         with mode:
             return load(spec, seed)
@@ -155,8 +155,8 @@ def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
 
 
 def flow(model: Model, real: bool = True) -> Flow:
-    """What flows through `model`, in fake tensors; with real ones where that fails and `real` allows them. Some layers read
-    numbers (Python branches on data), and some kernels do what torch's rules for fake tensors do not know.
+    """What flows through `model`, found with fake tensors; with real ones if that fails and `real` allows it. Some layers
+    read values (Python branches on data), and torch has no fake-tensor rule for some kernels.
 
     Raises BadInput naming the layer where its forward or backward fails, its output does not fit the next one, no gradient
     comes back, or nothing is trained; without `real` also one of FAKE_REFUSALS.
@@ -173,8 +173,8 @@ def flow(model: Model, real: bool = True) -> Flow:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """For fake tensors: what torch.compile compiled runs as it was written, since kernels would read memory that is not
-    there. And torch's own traceback of what fails stays out of the log: the error that is raised says it in a line."""
+    """For fake tensors: torch.compile is disabled inside the block, since compiled kernels would read memory that does not
+    exist. And torch's own traceback of a failure is kept out of the log: the raised error says it in one line."""
     logger = fake_log()
     before = logger.disabled
     logger.disabled = True
@@ -186,7 +186,7 @@ def quiet() -> Iterator[None]:
 
 
 def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
-    """Layer by layer, so that real tensors need no more memory than the largest layer; of equal fake ones one runs."""
+    """Layer by layer, so that real tensors need only the largest layer's memory; of equal fake layers one runs."""
     x, target = batch_of(model, mode)
     x, inputs, known = constant(x), list[Format](), dict[Hashable, Any]()
     prints, sizes, tied, untrained, count = [], [], [], 0, len(model.layers)
@@ -227,7 +227,7 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
 
 
 def _check_sides(model: Model) -> None:
-    """Raise BadInput where layers give and take side inputs that do not fit each other."""
+    """Raise BadInput where the side inputs that layers give and take do not match."""
     with prefixed(f"model '{model.name}'"):
         side_values([names_of(model.build([i])[0], i) for i in range(len(model.layers))])
 
@@ -239,17 +239,17 @@ def batch_of(model: Model, mode: FakeTensorMode | None = None, device: torch.dev
         if not isinstance(leaf, Tensor):
             return leaf
         with nullcontext() if mode is None else mode:
-            like = torch.empty(leaf.shape, dtype=leaf.dtype)  # the real one would be other memory to each operation
+            like = torch.empty(leaf.shape, dtype=leaf.dtype)  # operations would see a real one as different memory each time
             return like if isinstance(like, FakeTensor) else leaf.to(device)
 
-    with without_modes():  # somebody's own function may read numbers, as a DataLoader does
+    with without_modes():  # the user's own function may read values, as a DataLoader does
         x, target = model.batch(0, 0)
     return tree_map(there, x), tree_map(there, target)
 
 
 def example(form: Format, make: Callable[..., Tensor], device: torch.device | None = None) -> Any:
-    """A value of this format. make(shape, device=…): the numbers of a tensor of a floating-point type; whole numbers and
-    booleans are 0, which is in any table."""
+    """A value of this format. make(shape, device=…): creates floating-point tensors; integers and booleans are 0, a valid
+    index into any table."""
 
     def made(leaf: TensorFormat) -> Tensor:
         if not leaf.dtype.is_floating_point:
@@ -265,13 +265,13 @@ def place(model: Model, i: int) -> str:
 
 
 class Saving:
-    """What graphs of operations save, as long as they live: what a forward drops does not count."""
+    """The storages saved by autograd graphs while these are alive; what a forward drops does not count."""
 
     def __init__(self) -> None:
         self._all = WeakSet[partial[Tensor]]()
 
     def watched(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """Inside, operations are watched."""
+        """A context in which saved tensors are tracked."""
 
         def pack(tensor: Tensor) -> partial[Tensor]:
             self._all.add(kept := partial(lambda value: value, tensor))
@@ -280,13 +280,13 @@ class Saving:
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept())
 
     def keys(self) -> set[int]:
-        """The storages that are kept now."""
+        """The storages that are saved now."""
         return {storage_key(local(kept())) for kept in self._all}
 
 
 def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[str, int]]:
-    """The layer's output, without a graph; and of each side input that it gives the bytes that are kept whoever takes it.
-    Where gradients are needed in front of the layer, they must come back through it."""
+    """The layer's output, detached; and for each side input that it gives the bytes that it saves in any case. If gradients
+    are needed before the layer, they must flow back through it."""
     head = f"model '{model.name}': {place(model, i)}"
     came = f"the {words(x)} that layer {i - 1} gives" if i else f"the sample, {words(x)}"
     entering = trained(x)
@@ -314,7 +314,7 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Turn what fails inside into BadInput, in one line that begins with `what`; FAKE_REFUSALS stay what they are."""
+    """Turn errors inside into BadInput, in one line that begins with `what`; FAKE_REFUSALS pass unchanged."""
     try:
         yield
     except (BadInput, *FAKE_REFUSALS):
@@ -335,7 +335,7 @@ def _check_loss(model: Model, x: Any, target: Any) -> None:
 
 
 def words(value: Any) -> str:
-    """`float32 (4, 8)`, or what else a value is, for messages."""
+    """`float32 (4, 8)`, or a description of any other value, for messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, dict):

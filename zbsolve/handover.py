@@ -1,11 +1,11 @@
-"""What passes hand to other passes: in which order a rank runs them, when a receive is posted, how many bytes wait.
+"""Messages between passes: in which order a rank runs its passes, when it posts each receive, how many bytes wait.
 
-A message goes along each edge that carries something. It takes memory on its receiver from when its receive is posted
-until its pass takes it, and on its sender while it leaves. Between two stages of one rank it lies there from one pass to the
+Each edge that carries something is a message. It takes memory on its receiver from when the receive is posted until the
+receiving pass begins, and on its sender until it has left. Between two stages of one rank it lies there from one pass to the
 other. The executor posts receives as this module says (`exec.lowering`), and predicts memory with it (`exec.memory`).
 
-Problems do not count these bytes, for the schedule says how long they lie: on edges between ranks they would need syncs of
-ranks with each other. `lacking` says what a schedule lacks for them.
+A problem does not count these bytes, since how long they wait depends on the schedule: counted on edges between ranks, they
+would need syncs between ranks. `lacking` tells how many bytes a schedule lacks for them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .tables import Bools
 
 
 def rank_rows(schedule: Schedule, begin: NDArray[Any] | None = None) -> tuple[Ints, ...]:
-    """The rows of each rank's passes in the order of the schedule's predicted timeline, which keeps each stream's order. A
-    pass that only begins work comes before the pass that runs meanwhile, for the rank is busy until that ends. begin: when
-    passes begin, µs, shape (passes,), where that is not their start (see `exec.awaits`)."""
+    """The rows of each rank's passes in the order in which the rank issues them: by start in the predicted timeline. A pass
+    that only begins work (kinds `begun`) comes before the compute pass during which it starts, since the rank is busy until
+    that ends. begin: when passes begin, µs, shape (passes,), if that is not their start (see `exec.awaits`)."""
     problem, timeline = schedule.problem, schedule.timeline()
     start, end, rank = timeline.start if begin is None else begin, timeline.end, problem.passes.rank
     turn = np.arange(len(start)) if timeline.turn is None else timeline.turn
@@ -41,9 +41,9 @@ def rank_rows(schedule: Schedule, begin: NDArray[Any] | None = None) -> tuple[In
 
 @dataclass(frozen=True, eq=False)
 class Handover:
-    """The messages of a schedule. orders: each rank's rows in order (see `rank_rows`); before, after: of each message the
-    rows of the passes that make and take it; boundary: after which stage, −1 where it is of no microbatch; beside: whether
-    it is a side input or its gradient; lag: µs on its way."""
+    """A schedule's messages, shape (messages,) each. orders: each rank's rows in order (see `rank_rows`). before, after:
+    rows of the sending and the receiving pass. boundary: the stage before the boundary that it crosses; −1: it belongs to
+    no microbatch. beside: whether it is a side input or the gradient of one. lag: µs that it travels."""
 
     schedule: Schedule
     orders: tuple[Ints, ...]
@@ -55,7 +55,7 @@ class Handover:
 
     @classmethod
     def of(cls, schedule: Schedule, begin: NDArray[Any] | None = None) -> Handover:
-        """Those along the edges that carry something; begin: as `rank_rows` takes it."""
+        """The messages of a schedule. begin: see `rank_rows`."""
         e, stage = schedule.problem.edges, schedule.problem.passes.stage
         rows = np.flatnonzero(e.handing)
         before, after, beside = e.before[rows], e.after[rows], e.beside[rows]
@@ -66,7 +66,7 @@ class Handover:
     def sizes(self, room: MessageRoom) -> Ints:
         """Bytes of each message, shape (messages,); 0 where they are not known."""
         problem = self.schedule.problem
-        known = np.zeros(problem.stages + 1, np.int64)  # stages that only help the model's have no messages
+        known = np.zeros(problem.stages + 1, np.int64)  # stages without layers have no messages
         known[: len(room.sizes)] = room.sizes
         sides, stage = np.zeros((problem.stages, problem.stages), np.int64), problem.passes.stage
         for giver, taker, size in room.sides:
@@ -76,7 +76,7 @@ class Handover:
 
     @cached_property
     def place(self) -> Ints:
-        """Where each pass stands in its rank's order, shape (passes,)."""
+        """The place of each pass in its rank's order, shape (passes,)."""
         place = np.zeros(len(self.schedule.problem.passes), np.int64)
         for rows in self.orders:
             place[rows] = np.arange(len(rows))
@@ -84,19 +84,19 @@ class Handover:
 
     @cached_property
     def _starts(self) -> tuple[NDArray[np.int64], ...]:
-        """Of each rank, when the pass at each place starts, or a later one that starts earlier."""
+        """For each rank the earliest start among the passes from each place of its order on, µs."""
         start = self.schedule.timeline().start
         return tuple(np.minimum.accumulate(start[rows][::-1])[::-1] for rows in self.orders)
 
     def running(self, rank: int, times: NDArray[np.int64]) -> Ints:
-        """Where in its order a rank is at these times, µs; −1 before its first pass."""
+        """The place in its order that a rank has reached at these times, µs; −1 before its first pass."""
         return np.asarray(np.searchsorted(self._starts[rank], times, "right") - 1, np.int64)
 
     @cached_property
     def posted(self) -> Ints:
-        """Before which place of its taker's order each message is received, shape (messages,): the pass that runs when it is
-        sent, at least one before its taker, and not behind that of a later message of its sender. One for the same rank: the
-        pass that makes it."""
+        """Before which place of the receiver's order each receive is posted, shape (messages,). That is the pass which runs
+        there when the message is sent, and at least one before the receiving pass; messages between two ranks are posted in
+        the order in which they are sent. A message within a rank has the place of its sending pass."""
         rank, place, end = self.schedule.problem.passes.rank, self.place, self.schedule.timeline().end
         source, destination = rank[self.before], rank[self.after]
         places = place[self.before].copy()
@@ -111,8 +111,8 @@ class Handover:
 
     @cached_property
     def gone(self) -> Ints:
-        """Before which place of its sender's order each message has gone, shape (messages,): one pass behind the first that
-        starts after it has arrived."""
+        """Before which place of the sender's order each message has certainly left, shape (messages,): one pass behind the
+        first that starts after it has arrived."""
         rank, places = self.schedule.problem.passes.rank, self.place[self.before] + 2
         there = self.schedule.timeline().end[self.before] + self.lag
         for source in range(len(self.orders)):
@@ -121,10 +121,10 @@ class Handover:
         return places
 
     def waiting(self, rank: int, sizes: Ints) -> Ints:
-        """Bytes of messages on a rank while each pass of its order runs, and right behind it. sizes: bytes of each message,
-        shape (messages,)."""
+        """Bytes of messages on a rank while each pass of its order runs, shape (passes of the rank,). sizes: bytes of each
+        message, shape (messages,)."""
         passes, change = self.schedule.problem.passes, np.zeros(len(self.orders[rank]) + 1, np.int64)
-        home, begun = passes.rank, passes.that(begun=True)  # a message that is a pass leaves until that ends
+        home, begun = passes.rank, passes.that(begun=True)  # a message sent by such a pass stays until the pass ends
         there, left = home[self.after] == rank, (home[self.before] == rank) & (home[self.after] != rank)
         sent = self.place[self.before[left]]
         ends = self.schedule.timeline().end[self.before[left]]
@@ -137,13 +137,13 @@ class Handover:
 
 
 def most_waiting(schedule: Schedule) -> Ints:
-    """The most bytes of messages that a rank holds at once, shape (ranks,); 0 where their sizes are not known."""
+    """The most bytes of messages that each rank holds at once, shape (ranks,); 0 if sizes are not known."""
     return np.array([waiting.max(initial=0) for _, waiting in _held_and_waiting(schedule)], np.int64)
 
 
 def lacking(schedule: Schedule) -> Ints:
-    """Bytes that each rank lacks for what the schedule holds and lets wait, shape (ranks,): 0 where the capacity and what is
-    reserved for messages are enough, and where sizes or the capacity are not known."""
+    """Bytes that each rank lacks for activations and messages that wait, shape (ranks,). 0: its capacity and the bytes
+    reserved for messages are enough, or sizes or capacity are not known."""
     problem = schedule.problem
     if problem.messages is None or problem.capacity is None:
         return np.zeros(problem.ranks, np.int64)
@@ -151,8 +151,8 @@ def lacking(schedule: Schedule) -> Ints:
 
 
 def needed(schedule: Schedule) -> Ints:
-    """Bytes that each rank needs, shape (ranks,): at its peak, or where messages that wait do not fit what is reserved for
-    them, so much more."""
+    """Bytes of capacity that each rank needs, shape (ranks,): its peak of activations, or more where the messages that wait
+    do not fit into the bytes that are reserved for them."""
     problem, peaks = schedule.problem, np.array(schedule.timeline().peak_bytes, np.int64)
     if problem.messages is None:
         return peaks
@@ -161,7 +161,7 @@ def needed(schedule: Schedule) -> Ints:
 
 
 def _held_and_waiting(schedule: Schedule) -> list[tuple[Ints, Ints]]:
-    """Of each rank the bytes that passes hold and those of messages, when each pass of its order starts."""
+    """For each rank: bytes of activations and bytes of messages at the start of each pass of its order."""
     problem, timeline = schedule.problem, schedule.timeline()
     if problem.messages is None:
         return [(np.zeros(1, np.int64),) * 2] * problem.ranks

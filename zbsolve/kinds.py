@@ -1,6 +1,6 @@
-"""Kinds of passes: a row of `TABLE` says all that is known of one, and everything else derives from it.
+"""Kinds of passes: a row of `TABLE` for each, from which everything that is known of a kind derives.
 
-A user's own kind is a row that `register` takes. What runs it, if anything, is a handler (see `exec.handlers`).
+Users add rows of their own with `register`. A handler runs a kind (see `exec.handlers`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ LABEL, COLOUR, WORDS = re.compile("[A-Z]{1,8}"), re.compile("#[0-9a-f]{6}"), re.
 class Kind:
     """One kind of pass.
 
-    label: as in a pass's name. words: what legends say. colour: `#rrggbb`. letters: for the terminal, by preference; of the
-    kinds that a schedule has, each takes its first one that no kind before it has taken; none: those of its label.
-    half: "forward" or "backward", of which half of a microbatch's step it is a part; "" of none.
-    feature: what brings it into a step; "": a plain step has such passes (of your own kinds: its label).
-    adds_gradients: it adds to gradients of its stage's parameters, or of its shard of a vocabulary.
-    per_step: its number is no microbatch's, but a place among the stage's ranks, or an update.
-    begun: it only begins work, and its rank goes on at once.
-    away: another rank than the stage's runs it, to help that one.
-    together: it is part of a collective: all ranks run theirs of one microbatch together.
-    free: those of a stage run in whatever order their edges allow, and not by number.
+    label: the kind in a pass's name. words: its text in legends. colour: `#rrggbb`.
+    letters: for the terminal; a kind takes the first of them that no other kind of the schedule has; "": those of its label.
+    half: the half of a microbatch's step that it is part of, "forward" or "backward"; "": neither.
+    feature: the feature that brings it into a step; "": a plain step has it. For your own kinds the default is the label.
+    adds_gradients: it adds to the gradients of its stage's parameters, or of its shard of a vocabulary.
+    per_step: its number is not a microbatch's but that of an update, or of one of the stage's ranks.
+    begun: it only starts work, such as a copy; its rank goes on at once.
+    away: a rank other than the stage's runs it, to help that rank.
+    together: it is part of a collective: all ranks run their passes of one microbatch together.
+    free: passes of one stage run in any order that their edges allow, not by number.
     """
 
     label: str
@@ -46,7 +46,7 @@ class Kind:
 RECOMPUTE, OFFLOAD, UPDATES, EXCHANGE, ALL_TO_ALL = "recompute", "offload", "updates", "exchange", "all-to-all"
 SHARDING, VOCABULARY, ATTENTION, OVERLAP = "sharding", "vocabulary", "attention exchange", "overlap"
 WORK, LINKS, SLICES = "work", "links", "slices"
-# Feature → those that come in behind it: their builders know its passes, and it knows none of theirs.
+# Feature → features that are built after it: their builders know its passes, and its builder knows none of theirs.
 LATER = {
     "side inputs": (OFFLOAD, ALL_TO_ALL, VOCABULARY, ATTENTION, SHARDING, UPDATES),
     RECOMPUTE: (UPDATES, SHARDING),
@@ -57,9 +57,8 @@ LATER = {
 }
 F, B = "forward", "backward"
 
-# Colours: after Okabe and Ito's set for colour-blind readers, moved apart in lightness (CIE L* from 28 to 90) so that the
-# kinds can also be told apart in grey. No two come closer than a CIE ΔE of 7 under any of the three simulated
-# deficiencies; F, B and W, which meet most, are farthest apart.
+# Colours: Okabe and Ito's set for colour-blind readers, moved apart in lightness (CIE L* from 28 to 90) so that kinds also
+# differ in grey. Any two differ by a CIE ΔE of 7 or more under each of three simulated deficiencies; F, B and W differ most.
 # fmt: off
 OURS = (
     Kind("F", "forward", "#1a5a9c", "F", F),
@@ -95,13 +94,13 @@ OURS = (
 )  # a new kind goes to the end: digests count from the top
 # fmt: on
 TABLE: dict[str, Kind] = {kind.label: kind for kind in OURS}
-KINDS: list[str] = list(TABLE)  # columns of passes count in it
+KINDS: list[str] = list(TABLE)  # column `kind` of a table of passes indexes it
 
 
 def register(kind: Kind) -> None:
-    """A kind of your own: from here on passes may be of it. A file with such passes says its row, so who reads it needs no
-    `register`. Raises BadInput for a row that makes no sense, and for a label whose row says something else; of words,
-    colour and letters the first row's stay."""
+    """Add a kind of your own, so that passes may have it. Files with such passes contain its row, so reading one needs no
+    `register`. A label that is known keeps its words, colour and letters. Raises BadInput for an invalid row, and for a
+    known label whose other fields differ."""
     where = f"kind '{kind.label[:20]}'"
     for field, form, what in (("label", LABEL, "1 to 8 of A to Z"), ("colour", COLOUR, "such as #1a5a9c"),
                               ("words", WORDS, "1 to 60 letters, digits and ,.:()/+-")):  # fmt: skip
@@ -120,5 +119,5 @@ def register(kind: Kind) -> None:
 
 
 def kinds_that(**facts: object) -> tuple[str, ...]:
-    """Labels of the kinds whose rows say all this, such as `kinds_that(away=True)`."""
+    """Labels of the kinds with these fields, such as `kinds_that(away=True)`."""
     return tuple(label for label, row in TABLE.items() if all(getattr(row, what) == value for what, value in facts.items()))

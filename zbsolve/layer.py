@@ -1,4 +1,4 @@
-"""What a layer costs, the link between two ranks, and the one to host memory: what a profile is made of."""
+"""The parts of a profile: costs of a layer, the link between two ranks, and the link to host memory."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import NamedTuple
 from .placement import PAIR, RANK, sites_in
 from .util.errors import BadInput
 
-Tied = tuple[tuple[int, tuple[int, ...]], ...]  # bytes of a parameter that several layers hold, and their numbers
-Line = tuple[float, float]  # of the first slice, and more for each slice before
+Tied = tuple[tuple[int, tuple[int, ...]], ...]  # bytes of each parameter that several layers share, and those layers
+Line = tuple[float, float]  # a value for the first slice, and its growth with each slice before
 
 
 @dataclass(frozen=True, slots=True)
 class SliceExtra:
-    """µs that slices take beyond their part of the whole sequence, as measured in `number` slices: of each one, and more for
-    each slice before it. Below 0: less, as where a cache holds a slice and not the whole. Raises BadInput for a number below
-    2."""
+    """µs that a slice takes beyond its share of the whole sequence, measured with `number` slices; below 0 it takes less,
+    such as where a cache holds a slice but not the whole sequence. Raises BadInput for a number below 2."""
 
     number: int
     F: Line = (0.0, 0.0)
@@ -31,11 +30,11 @@ class SliceExtra:
             raise BadInput(f"field 'number' is {self.number}: at least 2 slices are needed")
 
 
-INPUTS, TARGETS = "inputs", "targets"  # of the batch: nobody gives them, and any layer may take them
+INPUTS, TARGETS = "inputs", "targets"  # parts of the batch: any layer may take them, and no layer gives them
 
 
 class Names(NamedTuple):
-    """The names of the side inputs that a layer gives and takes, and whether it begins a row of its own."""
+    """The names of side inputs that a layer gives and takes, and whether it begins a row of layers (takes the batch)."""
 
     gives: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
@@ -43,44 +42,42 @@ class Names(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A side input that a layer gives: its name, bytes for one microbatch, whether a gradient comes back, and how many of
-    the bytes are there until its backward whoever takes them: the layer keeps them, or they are the batch's."""
+    """A side input that a layer gives."""
 
     name: str
-    bytes: int
-    gradient: bool = True
-    kept: int = 0
+    bytes: int  # of one microbatch
+    gradient: bool = True  # whether a gradient comes back
+    kept: int = 0  # bytes that the giving layer, or the batch, holds until the layer's backward anyway
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Costs of one layer for one microbatch. 0 where unknown.
+    """Costs of one layer for one microbatch; 0 where unknown.
 
     name: as tables print it.
     F, B, W, BW: median µs of the forward, the input gradient, the weight gradient, and both fused.
     held_until_B, held_until_W: bytes that F keeps until the end of B and of W.
     parameter_bytes: bytes of its parameters.
     output_bytes: bytes of its output, the message.
-    held_from_B: bytes that B keeps until the end of W, beyond what it frees.
+    held_from_B: bytes that B keeps until the end of W, beyond what B frees.
     X: µs of recomputing the forward.
     U: µs of the optimizer's update, once a step.
-    transient: bytes that a pass takes on top of what is kept before or after it.
+    transient: bytes that a pass takes for a moment, on top of what is kept before and after it.
     output_kept: bytes of the output that the layer itself keeps.
-    input_unneeded: bytes of its input that are kept only where it is the first layer of a stage.
-    all_to_all: µs that expert parallelism sends behind F, and as many behind the backward, beside computation. No profiler
-        measures it: it is a matter of the cluster, for you to fill in.
-    message: µs of the output's message where somebody gave it; 0: what the link takes for its bytes.
-    attention_F, attention_B: µs of F and of the backward (B or BW) that causal attention itself takes, between projections.
+    input_unneeded: bytes of its input that are kept only if it is the first layer of a stage.
+    all_to_all: µs of expert parallelism's messages behind F, and the same behind the backward; not measured: fill it in.
+    message: µs of the output's message, if given; 0: what the link takes for its bytes.
+    attention_F, attention_B: µs of causal attention itself, without projections, in F and in the backward (B or BW).
         Sequence slices need them, and kv_bytes.
-    kv_bytes: bytes of its keys and values, among what F keeps.
-    kv_gradient_bytes: bytes of their gradients, as slices gather them (in float32 where keys have 16 bits); 0: as kv_bytes.
-    slice_extra: µs that slices take beyond their part of the whole sequence.
-    frozen_bytes: of the parameters, those that are never trained: no gradient, no optimizer state.
-    buffer_bytes: bytes of its buffers that a state dict has, such as weights of 8 bits. No rank shards them.
-    gives, takes: side inputs that it makes beside its output, and names of those that it takes beside its input. They are no
-        part of what it holds, but for what it keeps of those it gives: a rank holds each once, whoever takes it there.
-    begins: whether it takes the batch, and not the output of the layer before.
-    fixed_F, fixed_B, fixed_W, fixed_BW: µs of these passes that a microbatch takes however many sequences or tokens it has.
+    kv_bytes: bytes of keys and values, among those that F keeps.
+    kv_gradient_bytes: bytes of their gradients, as slices sum them up (in float32 if keys have 16 bits); 0: as kv_bytes.
+    slice_extra: µs that slices take beyond their share of the whole sequence.
+    frozen_bytes: bytes of parameters that are not trained: they have no gradient and no optimizer state.
+    buffer_bytes: bytes of its buffers in a state dict, such as 8-bit weights. Sharding does not split them.
+    gives, takes: side inputs that it makes beside its output, and names of those that it takes beside its input. Bytes held
+        do not contain them, except what it keeps of those it gives: a rank holds each once, however many layers take it.
+    begins: whether it takes the batch and not the output of the layer before.
+    fixed_F, fixed_B, fixed_W, fixed_BW: µs of these passes that do not depend on how many sequences or tokens there are.
     """
 
     name: str
@@ -117,7 +114,7 @@ class Layer:
 
     @property
     def names(self) -> Names:
-        """Of what it gives and takes."""
+        """The names of its side inputs, and `begins`."""
         return Names(tuple(given.name for given in self.gives), self.takes, self.begins)
 
     @property
@@ -127,7 +124,7 @@ class Layer:
 
     @property
     def work(self) -> float:
-        """µs of one microbatch with a split backward; with a fused one where nothing else is known."""
+        """µs of one microbatch: F + B + W, or F + BW if B and W are not known."""
         return self.F + (self.B + self.W or self.BW)
 
 
@@ -137,11 +134,11 @@ class Link:
 
     latency: µs.
     bytes_per_us: bytes a µs.
-    blocking: whether a message occupies its sender's compute stream meanwhile (see `pipeline`).
-    shared: what messages share, so that their bytes go one after the other, each way: "rank", a rank's card; "pair", the
-        link between two ranks; such as "4+4", that between sites of so many ranks; "": nothing (see `build.with_links`).
+    blocking: whether a message occupies its sender's compute stream (see `pipeline`).
+    shared: which messages share a link, so that their bytes go one after the other in each direction: "rank": those of a
+        rank, "pair": those between two ranks, "4+4": those between sites of so many ranks, "": none (`build.with_links`).
 
-    Raises BadInput for another word.
+    Raises BadInput for other words.
     """
 
     latency: float
@@ -162,7 +159,7 @@ class Link:
         return layer.message or self.time(layer.output_bytes)
 
 
-NO_LINK = Link(0.0, 1e12)  # messages take no time but what layers say
+NO_LINK = Link(0.0, 1e12)  # messages take no time, except where a layer's field `message` says so
 MIN_BANDWIDTH = 1e-9  # bytes a µs
 
 
@@ -171,12 +168,11 @@ class HostLink:
     """Copies between a rank's device and its node's host memory: µs = latency + bytes / bandwidth.
 
     latency: µs.
-    d2h, h2d: bytes a µs to the host and back while nothing goes the other way.
-    d2h_both, h2d_both: each of them while both directions run at once.
-    memory: bytes of host memory that a node has for activations; None: no limit.
-    ranks: of the pipeline on a node; None: all of them.
-    shared_bus: how many neighbouring ranks share one bus, on which one copy runs at a time; 0: each rank copies both ways at
-        once.
+    d2h, h2d: bytes a µs to the host and back, with nothing in the other direction.
+    d2h_both, h2d_both: the same while both directions run at once.
+    memory: bytes of a node's host memory for activations; None: no limit.
+    ranks: ranks of the pipeline on one node; None: all.
+    shared_bus: how many neighbouring ranks share a bus that runs one copy at a time; 0: each rank copies both ways at once.
 
     Raises BadInput for numbers that make no sense.
     """
@@ -208,14 +204,14 @@ class HostLink:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Bytes a µs that copies to the host and back take their time from: those of both directions at once, since a
-        schedule lets both run at any time; on a shared bus those alone, since it runs one copy at a time."""
+        """Bytes a µs, to the host and back, by which copies are timed: those of both directions at once, since a schedule
+        may run both at any time; on a shared bus those of one direction, since it runs one copy at a time."""
         return (self.d2h, self.h2d) if self.shared_bus else (self.d2h_both, self.h2d_both)
 
 
 def untrained_layers(layers: Sequence[Layer]) -> int:
-    """How many layers in front train nothing: no gradient is needed there, so they have no backward. Their backwards take
-    no time, and no byte of their parameters is trained. One that has neither F nor parameters says nothing of what it is."""
+    """How many layers in front train nothing, and so need no backward: their backwards take no time, and none of their
+    parameters is trained. 0 if none of these has an F, parameters or buffers: then the profile just does not know them."""
     for i, layer in enumerate(layers):
         if layer.B or layer.W or layer.BW or layer.all_to_all or layer.trained_bytes:
             return i if any(front.F or front.frozen_bytes or front.buffer_bytes for front in layers[:i]) else 0
@@ -223,15 +219,15 @@ def untrained_layers(layers: Sequence[Layer]) -> int:
 
 
 def without_backwards(layers: Sequence[Layer], count: int) -> tuple[Layer, ...]:
-    """The layers, where the first `count` train nothing: no backward runs there, and nothing is kept for one."""
+    """The layers, with no backward and nothing kept for one in the first `count`."""
     nothing = {"B": 0.0, "W": 0.0, "BW": 0.0, "U": 0.0, "held_until_B": 0, "held_until_W": 0, "held_from_B": 0}
     nothing |= {"output_kept": 0, "input_unneeded": 0}  # of what they hold: else the layer behind counted less than it holds
     return (*(replace(layer, **nothing) for layer in layers[:count]), *layers[count:])  # type: ignore[arg-type]
 
 
 def side_values(layers: Sequence[Names]) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Name of a side input → the number of the layer that gives it, and those of the layers that take it. Raises BadInput
-    for one that is given twice, by nobody, too late or for nobody, and for a row that gives nothing to later ones."""
+    """Name of a side input → the layer that gives it, and the layers that take it. Raises BadInput for one that two layers,
+    no layer or a later layer gives, for one that no layer takes, and for a row that gives nothing to later rows."""
     givers: dict[str, int] = {}
     for i, (gives, _, _) in enumerate(layers):
         for name in gives:
@@ -270,15 +266,15 @@ def begun_stages(layers: Sequence[Layer | Names], counts: Sequence[int]) -> tupl
 
 
 def split_known(layers: Sequence[Layer]) -> bool:
-    """Whether B and W are known apart; else there is one backward BW alone."""
+    """Whether B and W are known separately, and not only BW."""
     return any(layer.B or layer.W for layer in layers)
 
 
 def layer_cuts(counts: Sequence[int]) -> list[int]:
-    """Before which layer each stage begins, from how many layers each stage has; and how many there are."""
+    """The first layer of each stage, and behind them the number of layers. counts: layers of each stage."""
     return list(accumulate(counts, initial=0))
 
 
 def layer_ranges(counts: Sequence[int]) -> list[range]:
-    """The numbers of each stage's layers, from how many layers each stage has."""
+    """The layers of each stage. counts: how many layers each stage has."""
     return [range(a, b) for a, b in pairwise(layer_cuts(counts))]

@@ -1,9 +1,8 @@
-"""Steps whose times vary: a schedule's order is held fixed, times are drawn anew for each step.
+"""Steps whose times vary: the order of a schedule is fixed, and the times of passes are drawn anew for each step.
 
-An order is found for medians. Real steps differ: a microbatch is longer or shorter on all stages, a rank is slower, a pass
-stalls. Here many steps of the same order are drawn and run, each as the longest path. All schedules see the same draws.
-(`search.noisy` looks for the order that is best so.)
-"""
+An order is found for median times. In real steps a microbatch is longer on all stages, a rank is slower, or a pass stalls.
+Here many steps of one order are drawn and simulated. All schedules see the same draws. `search.noisy` looks for the order
+that is best under such times."""
 
 from __future__ import annotations
 
@@ -27,25 +26,24 @@ from .util.errors import BadInput
 from .util.kernels import kernel
 from .util.text import parse_share
 
-DRAWS, CHUNK = 10_000, 256  # steps that are drawn; so many share a generator of random numbers
-BLOCK = 2**22  # times of passes that are drawn at once, so that memory stays small
-MOST_WALKED = 2e9  # passes on ways of what is held, in all draws of a schedule together
-MOST_PASSES, LEAST_DRAWS = 100_000_000, 200  # of all draws of a schedule together, some ten seconds; but so many draws
-SURE, BELOW = 1.96, 0.025  # deviations of a normal number that leave 5 % outside; half of that
+DRAWS, CHUNK = 10_000, 256  # steps that are drawn by default; steps that share one random generator
+BLOCK = 2**22  # times of passes that are drawn at once, to limit memory
+MOST_WALKED = 2e9  # passes that memory bounds walk over in all draws of a schedule; above, they are left out
+MOST_PASSES, LEAST_DRAWS = 100_000_000, 200  # passes of all draws of a schedule (some ten seconds); but so many draws
+SURE, BELOW = 1.96, 0.025  # standard deviations that contain 95 % of a normal distribution; the share on each side outside
 SHARES = (0.5, 0.95, 0.99)
-AIMS = {"mean": 0.0, **{f"p{round(100 * share)}": share for share in SHARES}}  # what an order may be best at → its share
-RESAMPLED = 200  # times that draws are drawn again, for what a difference may be
-MEDIAN = np.pi / 2  # how much more the median of normal numbers varies than their mean
-MOST, LEAST = 2.0, 1e-3  # a deviation that is one; of its usual time, what a pass without any counts as
+AIMS = {"mean": 0.0, **{f"p{round(100 * share)}": share for share in SHARES}}  # name of an aim → its quantile; 0: the mean
+RESAMPLED = 200  # bootstrap samples for the interval of a difference
+MEDIAN = np.pi / 2  # variance of the median over variance of the mean, of normal numbers
+MOST, LEAST = 2.0, 1e-3  # the largest deviation; the least factor that a measured pass counts with
 _paced = compiled(paced)
 STALL = re.compile(r"(.+)x([0-9]+(?:\.[0-9]*)?)")
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What passes took in the steps of a run, as multiples of their usual times. kinds: their labels; factors: shape (steps,
-    kinds, ranks, chunks, microbatches, slices). off: how much longer (below 0: shorter) than measured the run's own order
-    takes with each step's own times, the mean as a share."""
+    """Times of passes in the steps of a run, as multiples of their usual times. kinds: their labels. factors: shape (steps,
+    kinds, ranks, chunks, microbatches, slices). off: `Trace.replay_error` of the run."""
 
     kinds: tuple[str, ...]
     factors: Floats
@@ -53,7 +51,7 @@ class Measured:
 
     @classmethod
     def of(cls, trace: Trace, usual: Floats, rows: Ints) -> Measured:
-        """rows: of the passes that count. A place that no pass has (another route's) takes the step's median."""
+        """usual: µs of each pass, shape (passes,). rows: passes that count. Places without a pass get the step's median."""
         p, took, slices = trace.problem.passes, trace.computed(), trace.problem.slices
         kinds, kind = np.unique(p.kind[rows], return_inverse=True)
         chunk = _chunks(trace.problem)[rows]
@@ -65,19 +63,19 @@ class Measured:
         return cls(names, np.where(np.isnan(factors), whole, factors), trace.replay_error())
 
     def places(self, problem: Problem) -> tuple[Ints, ...]:
-        """Of each pass the kind whose factors it takes (its own, else one of the same half of a step; −1: none, so it takes
-        its rank's median), and the chunk and the slice that lie as far along as its own."""
+        """For each pass of a problem the indices of the kind, chunk and slice whose factors it takes: its own kind, or one
+        of the same half of a step (−1: neither, so it takes its rank's median); chunk and slice at the same share."""
         number = {kind: i for i, kind in enumerate(self.kinds)}
         halves = {TABLE[kind].half: i for kind, i in reversed(number.items()) if TABLE[kind].half}
         of = {kind: number.get(kind, halves.get(TABLE[kind].half, -1)) for kind in problem.passes.kinds}
         kind = np.array([of[name] for name in problem.passes.kind_names], np.int64)
         chunk, (chunks, _, slices) = _chunks(problem), self.factors.shape[3:]
-        there = chunk * chunks // (int(chunk.max()) + 1), problem.passes.slice * slices // problem.slices
-        return np.where(problem.in_microbatch, kind, -1), *there
+        places = chunk * chunks // (int(chunk.max()) + 1), problem.passes.slice * slices // problem.slices
+        return np.where(problem.in_microbatch, kind, -1), *places
 
     def drawn(self, problem: Problem, step: Ints, random: np.random.Generator, shuffled: bool) -> Callable[[Ints], Floats]:
-        """step: numbers of measured steps, shape (CHUNK,). Their ranks and microbatches lend factors to the problem's.
-        The function gives the factors of some of these steps, shape (some, passes)."""
+        """A function that gives the factors of some of these steps, shape (some, passes). step: measured steps, shape
+        (CHUNK,), from whose ranks and microbatches the problem's take their factors."""
         _, _, ranks, _, microbatches, _ = self.factors.shape
         microbatch = _taken(random, problem.microbatches, microbatches, shuffled)
         rank, (kind, chunk, piece), p = _taken(random, problem.ranks, ranks, False), self.places(problem), problem.passes
@@ -91,20 +89,20 @@ class Measured:
         return some
 
     def fits(self, problem: Problem) -> bool:
-        """Whether it has as many ranks and microbatches as the run."""
+        """Whether the problem has as many ranks and microbatches as the run."""
         return bool(self.factors.shape[2] == problem.ranks and self.factors.shape[4] == problem.microbatches)
 
 
 def _chunks(problem: Problem) -> Ints:
-    """Which of its rank's stages each pass is of, shape (passes,)."""
+    """The number of each pass's stage among the stages of its rank, shape (passes,)."""
     there = np.zeros((problem.stages, problem.ranks), np.int64)
     there[problem.passes.stage, problem.passes.rank] = 1
     return np.asarray((there.cumsum(axis=0) - 1)[problem.passes.stage, problem.passes.rank])
 
 
 def _taken(random: np.random.Generator, wanted: int, count: int, shuffled: bool) -> Ints:
-    """Which of `count` measured ones each of `wanted` takes, shape (CHUNK, wanted): its own where there are as many, or all
-    in another order; else any."""
+    """Which of `count` measured ranks or microbatches each of `wanted` takes, shape (CHUNK, wanted). If there are equally
+    many, each takes its own, or if `shuffled` a random permutation; otherwise each takes any."""
     if wanted != count:
         return random.integers(count, size=(CHUNK, wanted))
     own = np.tile(np.arange(count), (CHUNK, 1))
@@ -113,18 +111,17 @@ def _taken(random: np.random.Generator, wanted: int, count: int, shuffled: bool)
 
 @dataclass(frozen=True)
 class Noise:
-    """How the times of passes that compute vary about a problem's, which are taken as medians.
+    """How the times of compute passes vary around those of a problem, which are taken as medians.
 
-    step, rank, microbatch, single: standard deviation of the logarithm of a factor that all passes of a step have, those of
-        one rank in it, those of one microbatch on all stages, or a pass alone.
-    stall, times: the chance of a pass to stall, and how many times as long it is then.
-    measured: steps of a run, one of which each drawn step is, in place of all that; None: none.
-    shuffled: of measured steps, microbatches in another order in each draw.
-    lengths: how long microbatches are in problems of the run (see `lengths.factors_of`). Steps have others, so these do not
-        count in them; (): alike.
+    step, rank, microbatch, single: standard deviation of the logarithm of a random factor, for all passes of a step, of one
+        rank in a step, of one microbatch in a step, or for each pass alone.
+    stall, times: the chance that a pass stalls, and how many times as long it takes then.
+    measured: steps of a run; each drawn step has the factors of one of them in place of all above. None: no run.
+    shuffled: whether each draw permutes the microbatches of a measured step.
+    lengths: relative lengths of microbatches in the run's problems (see `lengths.factors_of`), which are divided out since
+        each measured step has lengths of its own; (): equal.
 
-    Factors are not below 0, so no time gets negative. Raises BadInput for deviations below 0 or above 2, chances above 1,
-    and stalls that are shorter.
+    Raises BadInput for deviations below 0 or above 2, chances above 1, and stalls that shorten a pass.
     """
 
     step: float = 0.0
@@ -161,9 +158,9 @@ class Noise:
 
     @classmethod
     def of(cls, trace: Trace, where: str = "trace") -> Noise:
-        """As it was in a run: its steps, whole. Deviations and stalls are what a step's passes have in common, then a
-        microbatch's, then a rank's, then the rest: they count without `measured`. Raises BadInput for fewer than three
-        steps."""
+        """The noise of a run: its measured steps. Its deviations are estimated too, for use without `measured`: first what
+        all passes of a step have in common, then those of a microbatch, of a rank, then the rest. Raises BadInput for
+        fewer than three steps."""
         if len(trace.steps) < 3:
             count = "one step does" if len(trace.steps) == 1 else f"{len(trace.steps)} steps do"
             raise BadInput(f"{where}: {count} not say how times vary: at least 3 are needed")
@@ -179,7 +176,7 @@ class Noise:
         present = np.unique(p.rank[rows])
         ranks = np.stack([np.median(left[:, p.rank[rows] == rank], axis=1) for rank in present], axis=1)
         left = left - ranks[:, np.searchsorted(present, p.rank[rows])]
-        stalls, chance = left > np.log(STALLED), MEDIAN * apart**2 / each.shape[1]  # of the median of so few microbatches
+        stalls, chance = left > np.log(STALLED), MEDIAN * apart**2 / each.shape[1]  # chance: variance of `whole` by sampling
         shares = np.sqrt(max(0.0, whole.var() - chance)), _apart(ranks), apart, left[~stalls].std()
         times = float(np.exp(np.median(left[stalls]))) if stalls.any() else 1.0
         step, rank, microbatch, single = np.minimum(shares, MOST).tolist()
@@ -197,12 +194,12 @@ class Noise:
 
     @property
     def independent(self) -> int | None:
-        """How many steps the draws can say no more than; None: as many as are drawn."""
+        """The number of independent steps, however many are drawn: the measured ones. None: every draw is independent."""
         return None if self.measured is None else len(self.measured.factors)
 
     def steps(self, problem: Problem, draws: int, seed: int = 0) -> Iterator[Floats]:
-        """µs of each pass in `draws` steps, shape (some steps, passes). Measured steps come in turn. They, and factors of
-        ranks and of microbatches, are the same for all problems with as many."""
+        """µs of each pass in `draws` steps, in blocks of shape (steps, passes). Measured steps come in turn. All problems
+        with as many ranks and microbatches see the same steps, and the same factors of ranks and microbatches."""
         sent, computing, base = problem.sending, problem.computing, _usual(problem, self.lengths)
         for begin in range(0, draws, CHUNK):
             factors, count = self._factors(problem, begin, seed), min(CHUNK, draws - begin)
@@ -210,7 +207,7 @@ class Noise:
                 yield np.asarray(base * np.where(computing, factors(block), 1.0) + sent, np.float64)
 
     def _factors(self, problem: Problem, begin: int, seed: int) -> Callable[[Ints], Floats]:
-        """The factors of all passes in some of the CHUNK steps from `begin` on, shape (some, passes)."""
+        """A function that gives the factors of some of the CHUNK steps from `begin` on, shape (some, passes)."""
         p, own = problem.passes, problem.in_microbatch
         shared, single = (np.random.default_rng([seed, begin // CHUNK, turn]) for turn in (0, 1))
         if self.measured is not None:
@@ -231,7 +228,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Aim:
-    """What an order is to be best at where times vary: `what` (mean, p50, p95 or p99) of its steps under `noise`."""
+    """What an order is optimized for where times vary: `what` (mean, p50, p95 or p99) of its steps under `noise`."""
 
     what: str
     noise: Noise
@@ -245,17 +242,17 @@ class Aim:
         return cls(what, noise(words))
 
     def of(self, values: Floats) -> float:
-        """µs: the mean of steps, or what such a share of them does not exceed."""
+        """µs: the mean or the quantile of these steps."""
         share = AIMS[self.what]
         return float(np.quantile(values, share)) if share else float(values.mean())
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """What a schedule's steps take under noise. given: µs by the problem's own times. values: µs of each drawn step, shape
-    (draws,). bounds: µs that no order of the problem's passes takes less than in that step, shape (draws,). often: in which
-    share of steps each pass is on the critical path; took: its share of the time of critical paths; shape (passes,).
-    independent: steps that intervals count with, where draws are of fewer measured ones."""
+    """The times of a schedule's steps under noise. given: µs by the problem's own times. values: µs of each drawn step,
+    shape (draws,). bounds: a lower bound for every order in each step, µs, shape (draws,). often: the share of steps in
+    which each pass is on the critical path; took: its share of the time of all critical paths; shape (passes,) each.
+    independent: the number of independent steps, for confidence intervals."""
 
     problem: Problem
     given: float
@@ -272,7 +269,7 @@ class Spread:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The same of the passes of a kind and stage, such as `3B`, the largest first."""
+        """The share of critical paths of each kind and stage, such as `3B`, the largest first."""
         p, shares = self.problem.passes, Counter[str]()
         for kind, stage, share in zip(p.kind_names, p.stage.tolist(), self.took.tolist(), strict=True):
             shares[f"{stage}{kind}"] += share
@@ -280,24 +277,24 @@ class Spread:
 
     @property
     def mean(self) -> tuple[float, float]:
-        """µs, and how far the true mean may be from it (95 %)."""
+        """The mean in µs, and the half width of its 95 % confidence interval."""
         return self._mean(self.values)
 
     @property
     def bound(self) -> tuple[float, float]:
-        """The same of `bounds`: on average no order takes less, even one that is made for each step's own times."""
+        """`mean` of the bounds: on average no order takes less, even one that is made anew for each step."""
         return self._mean(self.bounds)
 
     def at(self, share: float) -> tuple[float, float, float]:
-        """µs that such a share of steps does not exceed, and between what the true number is (95 %, by order statistics)."""
+        """The quantile `share` of steps, µs, and its 95 % confidence interval (by order statistics)."""
         return self._at(self.values, share)
 
     def bound_at(self, share: float) -> tuple[float, float, float]:
-        """The same of `bounds`: of no order so large a share of steps takes less.
+        """`at` of the bounds: no order has a smaller quantile, even one that is made anew for each step.
 
-        Let an order take v_d in draw d, and b_d ≤ v_d. The k draws with the least v have b_d ≤ v_(k), the k-th least v. So k
-        of the b or more are not above v_(k), and b_(k) ≤ v_(k) for every k. Quantiles are means of neighbours of these. True
-        distributions keep it, since P(v ≤ x) ≤ P(b ≤ x) for every x. It holds for orders that change from step to step, too.
+        Proof. Let an order take v_d in draw d, with bound b_d ≤ v_d, and let v_(k) be the k-th least v. The k draws with the
+        least v have b_d ≤ v_(k). So k of the b or more are at most v_(k), hence b_(k) ≤ v_(k). Sample quantiles are means of
+        neighbouring order statistics. For true distributions P(v ≤ x) ≤ P(b ≤ x) for every x.
         """
         return self._at(self.bounds, share)
 
@@ -308,12 +305,12 @@ class Spread:
         return float(np.quantile(ranked, share)), low, high
 
     def shorter(self, other: Spread) -> float:
-        """In which share of the draws it is shorter than the other."""
+        """The share of draws in which this schedule is shorter than the other."""
         return float((self.values < other.values).mean())
 
     def less(self, other: Spread, aim: Aim) -> tuple[float, float, float]:
-        """By which share it is below the other, of the same draws, and between what that truly is (95 %: both are drawn
-        again from their draws, a step of one with that of the other, as many as are independent)."""
+        """By which share this schedule is below the other at an aim, and its 95 % confidence interval. It is by bootstrap:
+        draws of both are resampled in pairs, as many as are independent."""
         again = np.random.default_rng(0).integers(len(self.values), size=(RESAMPLED, self.independent))
         gains = [1 - aim.of(self.values[rows]) / aim.of(other.values[rows]) for rows in again]
         low, high = np.quantile(gains, (0.025, 0.975)).tolist()
@@ -346,7 +343,7 @@ class UnderNoise:
 
     @property
     def unbounded(self) -> tuple[str, ...]:
-        """Quantiles that so few independent steps set no upper end to: their longest may well be below (p95 takes 72)."""
+        """Quantiles whose confidence interval has no upper end, for want of independent steps (p95 needs 72)."""
         steps = min(spread.independent for spread in self.spreads.values())
         return tuple(name for name, share in AIMS.items() if share**steps > BELOW)
 
@@ -358,12 +355,12 @@ class UnderNoise:
 
 
 def under_noise(schedules: Mapping[str, Schedule], noise: Noise, *, draws: int | None = None, seed: int = 0) -> UnderNoise:
-    """What each schedule's steps take where times vary.
+    """The times of each schedule's steps where times of passes vary.
 
-    schedules: by name; each order is held fixed. The first is what others are held against.
+    schedules: by name; each order is fixed. Others are compared with the first.
     noise: how times vary.
-    draws: steps that are drawn; None: measured ones once each, where schedules have as many ranks and microbatches; else
-        10,000, or fewer (200 at least) where they have 100 million passes together.
+    draws: steps that are drawn; None: each measured step once, if the schedules have as many ranks and microbatches as the
+        run; else 10,000, or fewer (at least 200) so that all have at most 100 million passes together.
     seed: of the draws.
 
     Raises BadInput for no schedule, fewer than two draws, or another objective than the makespan; Deadlock.
@@ -390,7 +387,7 @@ def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
     often, critical = np.zeros(len(rank)), np.zeros(len(rank))
     values, bounds = list[Floats](), list[Floats]()
     for took in noise.steps(problem, draws, seed):
-        took = np.rint(took) if problem.slowdowns else took  # as in problems
+        took = np.rint(took) if problem.slowdowns else took  # slowdowns are simulated in whole µs
         values.append(_walked(ordered, _slowed(paces, took) if problem.slowdowns else took, often, critical))
         bounds.append(_bounded(free, took, rank, computing, problem.ranks, held))
     shares = often / draws, critical / max(critical.sum(), 1.0)
@@ -401,7 +398,7 @@ def _spread(schedule: Schedule, noise: Noise, draws: int, seed: int) -> Spread:
 
 
 def _usual(problem: Problem, lengths: tuple[float, ...]) -> Floats:
-    """µs that passes compute, of a microbatch whose length is 1 where the problem's have these."""
+    """µs that each pass computes, shape (passes,), divided by its microbatch's length. lengths: see `Noise`."""
     own = (problem.passes.duration - problem.sending).astype(np.float64)
     if len(lengths) != problem.microbatches or problem.alike:
         return own
@@ -410,14 +407,14 @@ def _usual(problem: Problem, lengths: tuple[float, ...]) -> Floats:
 
 
 def _apart(factors: Floats) -> float:
-    """The deviation of factors, shape (steps, several), whose mean in each step was taken away."""
+    """The standard deviation of factors, shape (steps, several), from whose rows a mean was subtracted."""
     count = factors.shape[1]
     return float(factors.std() * np.sqrt(count / max(count - 1, 1)))
 
 
 def _arcs(problem: Problem, arcs: Precedence) -> tuple[Ints, Ints, Ints, Ints]:
-    """Passes in an order that arcs allow; and the arcs by the pass behind them, in compressed rows: first, before, lag.
-    Raises Deadlock."""
+    """Passes in topological order, and the arcs sorted by their second pass, in compressed rows: first, before, lag. Raises
+    Deadlock."""
     _, turn = longest_path(problem, arcs)
     order = np.argsort(arcs.after, kind="stable")
     first = np.searchsorted(arcs.after[order], np.arange(len(turn) + 1))
@@ -426,8 +423,8 @@ def _arcs(problem: Problem, arcs: Precedence) -> tuple[Ints, Ints, Ints, Ints]:
 
 class _Held(NamedTuple):
     """Edges that hold bytes within a microbatch, in pools that cannot hold all at once. before (ascending), after, size,
-    pool: of each. room: bytes of each pool. walk: passes by microbatch, in an order that arcs allow; place: of each pass in
-    it; last: where all has come there that frees what a pass takes."""
+    pool: of each edge. room: bytes of each pool. walk: passes by microbatch, each in topological order. place: of each pass
+    in it. last: behind the last pass in it that frees what the pass takes."""
 
     before: Ints
     after: Ints
@@ -440,7 +437,7 @@ class _Held(NamedTuple):
 
 
 def _held(problem: Problem, order: Ints, draws: int) -> _Held:
-    """Of a problem whose passes can run in this order; no edges where looking at them in all draws took too long."""
+    """The `_Held` of a problem. order: passes in topological order. It has no edges if walking them took too long."""
     p, e, room = problem.passes, problem.edges, problem.room.astype(np.float64)
     own = np.where(problem.in_microbatch, p.microbatch, -1)
     pool = np.where(e.pool == 0, p.rank[e.before], problem.ranks - 1 + e.pool)
@@ -456,8 +453,8 @@ def _held(problem: Problem, order: Ints, draws: int) -> _Held:
 
 @kernel
 def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, critical: Floats) -> Floats:
-    """µs of each step, shape (steps,): the longest path. One for each pass on it is added to `often`, its time to
-    `critical`."""
+    """µs of each step, shape (steps,): the longest path. For each pass on it, adds 1 to `often` and its time to `critical`.
+    took: µs of each pass, shape (steps, passes)."""
     (order, first, before, lag), (steps, count) = arcs, took.shape
     lengths = np.zeros(steps)
     end, source = np.zeros(count), np.zeros(count, np.int64)
@@ -481,7 +478,7 @@ def _walked(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, often: Floats, cr
 
 @kernel
 def _slowed(p: Paced, took: Floats) -> Floats:
-    """µs of passes that slow each other, shape (steps, passes). took: of each alone, whole µs."""
+    """µs of passes that slow each other, shape (steps, passes). took: µs of each pass that runs alone."""
     slowed = np.zeros(took.shape)
     for d in range(len(took)):
         _, _, start, end, _ = _paced(p, took[d].astype(np.int64))
@@ -493,8 +490,8 @@ def _slowed(p: Paced, took: Floats) -> Floats:
 def _bounded(
     arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, rank: Ints, computing: Bools, ranks: int, held: _Held
 ) -> Floats:
-    """µs that no order takes less than in each step, shape (steps,): the longest path without any order, each rank's work
-    between the earliest begin of a pass there and the least that comes behind one, and what memory asks for."""
+    """A lower bound for every order in each step, µs, shape (steps,): the largest of the longest path over edges alone, of
+    each rank's earliest start plus its work plus the least time behind its passes, and of `_holding`."""
     (order, first, before, lag), (steps, count) = arcs, took.shape
     bounds = np.zeros(steps)
     head, tail = np.zeros(count), np.zeros(count)
@@ -522,9 +519,9 @@ def _bounded(
 
 @kernel
 def _holding(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, head: Floats, tail: Floats, h: _Held) -> float:
-    """µs that a step takes at least, for what pools must hold and how long. Bytes are held from the start of the pass that
-    takes them, for the longest path to the end of the one that frees them. Of a pool all this together is no more than its
-    room for the time between the earliest start and the least that comes behind an end, in whatever order."""
+    """A lower bound of one step by memory over time, µs. Bytes are held from the start of the pass that takes them, at least
+    for the longest path to the end of the pass that frees them. The sum of bytes · time in a pool is at most its room times
+    the window from the earliest start to the last end there. Time before and behind that window is added."""
     _, first, before, lag = arcs
     area, soonest, least = np.zeros(len(h.room)), np.full(len(h.room), np.inf), np.full(len(h.room), np.inf)
     way = np.zeros(len(took))

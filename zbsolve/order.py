@@ -1,5 +1,4 @@
-"""Which pass runs after which on every stream: rows of the problem's table inside, names for whoever asks, a line of names a
-stream in files."""
+"""The order of passes on every stream: kept as rows of the problem's table, read as names, written as one line a stream."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from .tables import Ints, Passes
 from .util.errors import BadInput
 
 LETTERS, FIGURES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
-SHAPE = re.compile(r"0{1,9}A+0{1,9}")  # of a name without slice, all its figures 0 and its letters A
+SHAPE = re.compile(r"0{1,9}A+0{1,9}")  # a name without slice, with each figure replaced by 0 and each letter by A
 TO_SHAPE = str.maketrans(LETTERS + FIGURES, "A" * 26 + "0" * 10)
 TO_NUMBERS, TO_KIND = str.maketrans(LETTERS, " " * 26), str.maketrans("", "", FIGURES)
 Names = Mapping[str, tuple[str, ...]]
@@ -24,13 +23,13 @@ Names = Mapping[str, tuple[str, ...]]
 class Order(Mapping[str, tuple[str, ...]]):
     """Stream → pass names, `{"compute:0": ("0F0", "0F1", "0B0", …)}`; equal to any other mapping of these names.
 
-    rows: stream → rows of the problem's table, shape (passes of the stream,). Names are made when they are first asked for:
-    a long step's take more memory than its tables.
+    rows: stream → rows of the problem's table, shape (passes of the stream,). Names are made when they are first read, since
+    in a long step they take more memory than the tables.
     """
 
     def __init__(self, problem: Problem, rows: Mapping[str, Ints]) -> None:
         self._problem = problem
-        # Its own: a search goes on in the tables that rows come from.
+        # A copy, since a search goes on writing to its arrays.
         self._rows = {stream: np.array(array, np.int64) for stream, array in rows.items()}
 
     @cached_property
@@ -62,7 +61,7 @@ class Order(Mapping[str, tuple[str, ...]]):
         return isinstance(other, Mapping) and self._names == dict(other)
 
     def rows_in(self, problem: Problem) -> dict[str, Ints]:
-        """Stream → rows of the table of `problem`. Raises BadInput for a pass that it does not have."""
+        """Stream → rows of another problem's table. Raises BadInput for a pass that it does not have."""
         if self._problem.passes.named_as(problem.passes):
             return self._rows
         return rows_of(problem, self._names)
@@ -80,13 +79,13 @@ def rows_of(problem: Problem, order: Names) -> dict[str, Ints]:
 
 
 def order_as_json(order: Names) -> dict[str, str]:
-    """Stream → its passes in a row, blanks between: `0F0 0F1 0B0`."""
+    """Stream → its passes, separated by blanks: `0F0 0F1 0B0`."""
     return {stream: " ".join(names) for stream, names in order.items()}
 
 
 def order_from(problem: Problem, lines: Mapping[str, str | Iterable[str]]) -> Names:
-    """The order that a file says: a row of names a stream, or (in files of format 1) a list of them. One with other passes
-    than the problem's stays as it is said, for `verify` to name them."""
+    """The order in a file: for each stream a line of names, or (in files of format 1) a list. If it names passes that the
+    problem does not have, the names are kept, so that `verify` can report them."""
     orders = {}
     for stream, names in lines.items():
         rows = _rows_of_text(problem.passes, names if isinstance(names, str) else " ".join(names))

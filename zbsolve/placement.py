@@ -1,10 +1,10 @@
 """Placements: stage → rank.
 
-`single` one stage a rank; `loop` chunk k of rank r is stage k·p + r (interleaved, arXiv 2104.04473); `vee` goes down
-the ranks and up again (arXiv 2405.15362); anything else is a tuple of ranks, one a stage.
+`single`: one stage a rank. `loop`: chunk k of rank r is stage k·p + r (interleaved, arXiv 2104.04473). `vee`: down the ranks
+and up again (arXiv 2405.15362). Any other placement is a tuple with a rank for each stage.
 
-Routes are placements that microbatches take in turn: microbatch i follows route i modulo their number. `mirror` is two of
-them, down the ranks and up (arXiv 2107.06925): every stage then lives on two ranks.
+Routes are placements that microbatches take in turn: microbatch i follows route i modulo their number. `mirror` is two
+routes, down the ranks and up (arXiv 2107.06925), so every stage lives on two ranks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .util.errors import BadInput
 
 Spot = Sequence[int] | Sequence[Sequence[int]]
 NAMES = ("single", "loop", "vee")
-RANK, PAIR = "rank", "pair"  # what messages may share, beside a link between sites
-MAX_STAGES = 100_000  # stages, over all routes
+RANK, PAIR = "rank", "pair"  # values of `Link.shared`, beside sites such as 4+4
+MAX_STAGES = 100_000  # of all routes together
 
 
 def sites_in(shared: str) -> tuple[int, ...]:
-    """How many ranks each site has that a link is shared between, from words such as "4+4". Raises BadInput."""
+    """How many ranks each site has, from words such as "4+4" (see `Link.shared`). Raises BadInput."""
     if not re.fullmatch(r"[1-9]\d{0,5}(\+[1-9]\d{0,5})+", shared):
         raise BadInput(f"shared '{shared[:40]}': rank, pair, or sites of so many ranks such as 4+4")
     return tuple(map(int, shared.split("+")))
@@ -65,8 +65,8 @@ def parse(text: str, ranks: int | None = None) -> tuple[int, ...]:
 
 
 def mirror(ranks: int, pairs: int = 1) -> tuple[tuple[int, ...], ...]:
-    """For each of `pairs` (arXiv 2107.06925, section 3.6): down from rank i·ranks/pairs, and the same the other way up.
-    Raises BadInput where `ranks` is no multiple of 2·pairs."""
+    """Two routes for each of `pairs` (arXiv 2107.06925, section 3.6): pair i goes down from rank i·ranks/pairs, and the same
+    way in reverse. Raises BadInput where `ranks` is not a multiple of 2·pairs."""
     if pairs < 1 or ranks % (2 * pairs):
         raise BadInput(f"placement mirror: {ranks} ranks are no multiple of {2 * pairs}, twice its pairs of pipelines")
     _within("mirror", ranks, 2 * pairs)
@@ -83,14 +83,14 @@ def parse_routes(text: str, ranks: int) -> tuple[tuple[int, ...], ...]:
 
 
 def routes_of(placement: str | Spot, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """The routes that a placement by name or as tuples means on so many ranks. Raises BadInput."""
+    """The routes of a placement, given by name or as tuples, on so many ranks. Raises BadInput."""
     if ranks < 1:
         raise BadInput(f"ranks: at least 1 is needed, got {ranks}")
     return parse_routes(placement, ranks) if isinstance(placement, str) else check_routes(placement, ranks)
 
 
 def check_routes(placement: Spot, ranks: int | None = None) -> tuple[tuple[int, ...], ...]:
-    """One placement, or several as routes. Raises BadInput where one is no placement, or they differ in stages or ranks."""
+    """The routes of one placement, or of several. Raises BadInput if one is invalid, or if stages or ranks differ."""
     is_route = len(placement) == 0 or not isinstance(placement[0], Sequence)
     result = tuple(check(route, ranks) for route in ([placement] if is_route else placement))  # type: ignore[arg-type]
     if len({(len(route), max(route)) for route in result}) > 1:
@@ -99,7 +99,7 @@ def check_routes(placement: Spot, ranks: int | None = None) -> tuple[tuple[int, 
 
 
 def _count(digits: str, default: int) -> int:
-    """The number behind a placement's name; one of too many digits is as good as the largest that they make."""
+    """The number behind a placement's name. Twelve digits are enough: such a number is refused as too large."""
     return int(digits[:12] or default)
 
 

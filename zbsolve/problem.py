@@ -1,4 +1,4 @@
-"""A training step as a graph of passes: `Problem`. Its tables are in `tables`, where kinds are only labels."""
+"""`Problem`: a training step as a graph of passes. `tables` has the tables of passes and edges."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ NAME = re.compile(r"(\d+)([A-Z]+)(\d+)(?:\.(\d+))?")
 
 
 class MessageRoom(NamedTuple):
-    """sizes: bytes of a message over the boundary behind each stage but the last; reserved: bytes of each rank that are kept
-    free for messages, beside its capacity. sides: of side inputs, the stage that gives, the first that takes, and bytes."""
+    """Sizes of messages and memory for them. sizes: bytes of a message from each stage but the last to the next. reserved:
+    bytes of each rank that are kept free for messages, in addition to its capacity. sides: for each side input the stage
+    that gives it, the first that takes it, and bytes."""
 
     sizes: tuple[int, ...]
     reserved: tuple[int, ...]
     sides: tuple[tuple[int, int, int], ...] = ()
 
     def larger(self, factor: float) -> MessageRoom:
-        """The same where messages have `factor` times as many bytes."""
+        """The same with `factor` times as many bytes in each message."""
         sides = tuple((giver, taker, ceil(factor * size)) for giver, taker, size in self.sides)
         return self._replace(sizes=tuple(ceil(factor * size) for size in self.sizes), sides=sides)
 
     def as_json(self) -> dict[str, Any]:
-        """For a file, which says of side inputs only where there are some."""
+        """Fields for a file; `sides` only if there are side inputs."""
         return {name: value for name, value in self._asdict().items() if value or name != "sides"}
 
 
@@ -55,20 +56,19 @@ class Problem:
     capacity: bytes of each rank's device; None: unlimited.
     objective: "makespan" or "span".
     pools: further memory, which an edge may name for its bytes. Pools 0 … ranks − 1 are the devices, then come these.
-    slowdowns: kinds of passes that slow each other where they run beside each other on a rank. Durations are those of passes
-        alone; of several slowdowns the largest counts. A pass ends with the µs in which its work is done.
+    slowdowns: kinds of passes that slow each other while they run at the same time on a rank. Durations are those of passes
+        that run alone. Of several slowdowns the largest counts. A pass ends with the µs in which its work is done.
 
     Notes for readers and the executor, which no solver looks at:
 
-    layers: how many each stage holds; () where nobody said.
-    recomputed: how many of each stage's layers, its first ones, a pass X makes again; (): all of them.
+    layers: how many layers each stage holds; (): unknown.
+    recomputed: how many of each stage's layers, from its first on, a pass X recomputes; (): all of them.
     source: where the times come from: "measured: …", "estimated: …", or "" for given numbers.
-    messages: how large they are and what is kept free for them, where a profile says so; how many wait at once is the
-        schedule's matter (see `handover`). No part of the digest, as what edges carry, and how much of a pass is its
-        message.
-    slice_lengths: how long each slice of a sequence is, in proportion; () for even ones.
-    sizes: how many sequences each microbatch has; () for as many as the profile's.
-    settings: what else a feature's part goes by while a rank runs, such as the largest norm of gradients; by name.
+    messages: their sizes and the memory kept free for them, if a profile says so; how many wait at once depends on the
+        schedule (see `handover`). The digest leaves it out, as it does `carries` and `sent` of edges.
+    slice_lengths: the relative length of each slice of a sequence; (): equal slices.
+    sizes: how many sequences each microbatch has; (): as many as the profile's.
+    settings: options that the executor's parts read while a rank runs, such as the largest norm of gradients; by name.
 
     Raises BadInput for negative times, bytes or indices, device memory on an edge between two ranks, messages longer than
     their pass, doubled names, an unknown pool, or a capacity that does not name every rank.
@@ -153,7 +153,7 @@ class Problem:
 
     @cached_property
     def in_microbatch(self) -> Bools:
-        """Which passes belong to a microbatch; others are counted by the step (updates, exchanges). Shape (passes,)."""
+        """Which passes belong to a microbatch; the others belong to the step (updates, exchanges). Shape (passes,)."""
         return ~self.passes.that(per_step=True)
 
     @cached_property
@@ -163,7 +163,7 @@ class Problem:
 
     @cached_property
     def round(self) -> int:
-        """How many microbatches an update takes in; 0 without updates. Raises BadInput where updates are not alike."""
+        """How many microbatches each update covers; 0 without updates. Raises BadInput if updates cover unequal numbers."""
         count = int(self.passes.microbatch[self.updating].max(initial=-1)) + 1
         if count and self.microbatches % count:
             raise BadInput(f"problem: {self.microbatches} microbatches do not make {count} rounds, one an update")
@@ -171,13 +171,13 @@ class Problem:
 
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks that microbatches visit, stage by stage: microbatch i follows route i modulo their number. Passes that
-        help another rank count for none. Raises BadInput where a microbatch is on two ranks for one stage, or does not visit
-        all stages."""
+        """The routes of microbatches: for each the rank of each stage. Microbatch i follows route i modulo their number.
+        Passes that help another rank (kinds `away`) do not count. Raises BadInput where a microbatch is on two ranks for one
+        stage, or does not visit all stages."""
         p, rows = self.passes, np.flatnonzero(self.in_microbatch & ~self.passes.that(away=True))
         table = np.full((self.microbatches, self.stages), -1, np.int64)
-        back = rows[::-1].copy()  # in place, numpy may turn it round again
-        table[p.microbatch[back], p.stage[back]] = p.rank[back]  # where ranks differ, the first one's
+        back = rows[::-1].copy()  # a copy, since numpy may reorder an assignment through a reversed view
+        table[p.microbatch[back], p.stage[back]] = p.rank[back]  # where ranks differ, the first row's stays
         wrong = np.flatnonzero(table[p.microbatch[rows], p.stage[rows]] != p.rank[rows])
         if len(wrong):
             first = p[rows[wrong[0]]]
@@ -191,17 +191,17 @@ class Problem:
         return tuple(ranks[:period])
 
     def has(self, feature: str) -> bool:
-        """Whether there are passes of a feature (see `kinds.Kind`), or sequences in slices."""
+        """Whether there are passes of a feature (see `kinds.Kind`); for `SLICES` whether sequences are cut into slices."""
         return self.slices > 1 if feature == SLICES else bool(self.passes.that(feature=feature).any())
 
     @cached_property
     def model_stages(self) -> int:
-        """The number of stages that run forwards: those of layers, which come first. All where nothing runs forwards."""
+        """The number of stages that have layers, which come first: up to the last with an F. All if there is no F."""
         return int(self.passes.stage[self.rows("F")].max(initial=-1)) + 1 or self.stages
 
     @property
     def model_routes(self) -> tuple[tuple[int, ...], ...]:
-        """`routes` through the stages that run forwards. Raises BadInput as that does."""
+        """`routes` through the stages that have layers. Raises BadInput as `routes` does."""
         return tuple(route[: self.model_stages] for route in self.routes)
 
     @property
@@ -229,8 +229,8 @@ class Problem:
         return np.flatnonzero(chosen).astype(np.int64)
 
     def grid(self, *kinds: str) -> Ints:
-        """The row of the pass of these kinds of each stage and microbatch, shape (stages, microbatches): of slices the last
-        one's; −1 where there is none."""
+        """The row of each stage's and microbatch's pass of these kinds, shape (stages, microbatches); −1: none. Of several
+        slices it is the last one's."""
         rows, table = self.rows(*kinds), np.full((self.stages, self.microbatches), -1, np.int64)
         table[self.passes.stage[rows], self.passes.microbatch[rows]] = rows
         return table
@@ -288,7 +288,7 @@ class Problem:
         return np.array([UNLIMITED if limit is None else min(limit, UNLIMITED) for limit in limits], np.int64)
 
     def pool_name(self, pool: int) -> str:
-        """What texts call a pool: `rank 3` for its device, else its own name."""
+        """The name of a pool in texts: `rank 3` for a rank's device, else its own name."""
         return f"rank {pool}" if pool < self.ranks else self.pools[pool - self.ranks].name
 
     def edges_in(self, pool: int) -> Ints:
@@ -309,7 +309,7 @@ class Problem:
 
     @cached_property
     def sending(self) -> Ints:
-        """µs at the end of each pass, part of its duration, in which it sends: where links block their sender."""
+        """µs at the end of each pass in which it sends, as part of its duration; above 0 where links block their sender."""
         return np.bincount(self.edges.before, self.edges.sent, len(self.passes)).astype(np.int64)
 
     @cached_property
@@ -320,13 +320,12 @@ class Problem:
 
     @cached_property
     def side_stream(self) -> Ints:
-        """Rows of the passes that take no compute stream (all-to-alls, exchanges, gathers): they run beside whatever order
-        the ranks' other passes have."""
+        """Rows of the passes that occupy no compute stream (all-to-alls, exchanges, gathers) and run beside the others."""
         return np.flatnonzero(~self.computing).astype(np.int64)
 
     @cached_property
     def paces(self) -> Ints:
-        """Parts of its work, of `WHOLE`, that a pass of a kind does in a µs beside one of a kind, shape (kinds, kinds)."""
+        """The pace of a pass of one kind (row) beside one of another (column), in 1/WHOLE; shape (kinds, kinds)."""
         parts = np.full((len(KINDS), len(KINDS)), WHOLE)
         for slow in self.slowdowns:
             parts[KINDS.index(slow.kind), KINDS.index(slow.beside)] = round(WHOLE / slow.factor)
@@ -334,9 +333,9 @@ class Problem:
 
     @cached_property
     def collective(self) -> Ints:
-        """The collective that each pass is a part of, numbered from 0; −1 for passes that are none. The parts are passes of
-        one kind, microbatch and slice, one a rank. Ranks come to collectives in one order, and none ends before all ranks
-        have begun it. Shape (passes,)."""
+        """The number of the collective that each pass is part of, from 0; −1: of none. Shape (passes,). The parts of one are
+        passes of the same kind, microbatch and slice, one on each rank. All ranks run their collectives in the same order,
+        and none ends before all ranks have begun it."""
         p, numbers = self.passes, np.full(len(self.passes), -1, np.int64)
         rows = np.flatnonzero(p.that(together=True))
         names = np.stack([p.kind[rows], p.microbatch[rows], p.slice[rows]])
@@ -356,9 +355,10 @@ class Problem:
 
     @cached_property
     def lanes(self) -> list[Ints]:
-        """Passes of one (kind, stage, slice, rank) on the same streams, in table order: solvers keep them in this order.
-        Where microbatches are `alike` no optimum is lost, for symmetry; else it is what solvers' bounds assume. Of free
-        kinds (see `kinds.Kind`) only those that edges put into a row."""
+        """Rows of the passes of each lane: one kind, stage, slice and rank on the same streams, in table order.
+
+        Solvers keep lanes in this order. If microbatches are `alike` no optimum is lost, by symmetry; otherwise their bounds
+        assume it. Passes of free kinds (see `kinds.Kind`) form a lane only where edges put them into a row."""
         p, e = self.passes, self.edges
         key = ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * self.slices + p.slice
         key = key * len(p.stream_sets) + p.streams
@@ -369,11 +369,11 @@ class Problem:
         return np.split(rows, np.flatnonzero(apart) + 1)
 
     def head(self, microbatches: int) -> Problem:
-        """The same step with only the first `microbatches` microbatches: same lanes, shorter."""
+        """The step with only the first `microbatches` microbatches."""
         return self.only(np.flatnonzero(self.passes.microbatch < microbatches))
 
     def only(self, keep: Ints) -> Problem:
-        """The same step with only the passes of these rows, and the edges between them."""
+        """The step with only the passes of these rows, and the edges between them."""
         place = np.full(len(self.passes), -1, np.int64)
         place[keep] = np.arange(len(keep))
         e = self.edges.only(np.flatnonzero((place[self.edges.before] >= 0) & (place[self.edges.after] >= 0)))
@@ -391,8 +391,8 @@ class Problem:
 
     @cached_property
     def ordered(self) -> bool:
-        """Whether bounds are about lanes in table order alone: microbatches differ, or a pass that belongs to none (such as
-        a gather or an update) has edges with a part of a lane, whose first or last passes they name by number."""
+        """Whether bounds hold only for schedules whose lanes run in table order. So it is if microbatches differ, or if a
+        pass of no microbatch (a gather, an update) has edges with some passes of a lane and not with all."""
         p, e = self.passes, self.edges
         own, by_step, (lane, length) = self.in_microbatch, p.that(per_step=True, free=False), _lane_of(len(p), self.lanes)
         ends = ((e.before, e.after), (e.after, e.before))
@@ -400,18 +400,18 @@ class Problem:
         return not self.alike or any(parts)
 
     def slowed(self, factors: Sequence[float]) -> Problem:
-        """The same step where compute on rank r takes `factors[r]` times as long, rounded to whole µs; sends stay."""
+        """The step where compute on rank r takes `factors[r]` times as long, in whole µs; the time of sends stays."""
         p, sent = self.passes, self.sending
         longer = np.rint((p.duration - sent) * np.asarray(factors, np.float64)[p.rank]).astype(np.int64) + sent
         return replace(self, passes=replace(p, duration=np.where(self.computing, longer, p.duration)))
 
     def scaled(self, factors: Sequence[float], latency: float = 0.0) -> Problem:
-        """The same step where microbatches differ in size, rounded to whole µs and bytes.
+        """The step where microbatches differ in size, rounded to whole µs and bytes.
 
-        factors: shape (microbatches,), how many times as large each is: its passes and messages take so much longer, and it
-            holds so much more. What belongs to no microbatch (updates, gathered parameters) stays.
-        latency: µs of each message and collective that stay as they are (infinite: all of them). Where a link is a pass,
-            all of it is bytes and the lag behind it stays.
+        factors: how many times as large each microbatch is, shape (microbatches,). It scales times of passes and messages,
+            and bytes held. What belongs to no microbatch (updates, gathered parameters) stays.
+        latency: µs of each message and collective that do not scale (infinite: nothing of them scales). A message that is
+            a pass (feature links) scales as a whole, and the lag behind it stays.
 
         Raises BadInput for factors that are not one a microbatch, or no numbers from 0 up.
         """
@@ -441,7 +441,7 @@ class Problem:
     def digest(self) -> str:
         """SHA-256 over the content, 16 hexadecimal digits."""
         p, e = self.passes, self.edges
-        # Of kinds the ones that are there: a new kind leaves other problems' digests as they are.
+        # Only the kinds that occur: so a new kind leaves the digests of other problems as they are.
         kinds, kind = p.lasting
         head: list[object] = [kinds, p.stream_sets, self.capacity, self.objective, self.layers, self.source, len(p), len(e)]
         if self.pools:
@@ -465,7 +465,7 @@ class Problem:
         return hash(self.digest)
 
     def to_json(self) -> dict[str, Any]:
-        """Columns as lists or as runs in a text; `from_json` gives an equal problem back."""
+        """Fields and columns, the latter packed as text (`util.columns`); `from_json` reads them back."""
         return {
             "objective": self.objective,
             "source": self.source,
@@ -491,13 +491,13 @@ class Problem:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Problem:
-        """The problem of a problem file or of a schedule's file; `-` is standard input. Raises BadInput."""
+        """The problem in a problem file or a schedule file; `-` is standard input. Raises BadInput."""
         kind, body = read_one_of(path, ("problem", "schedule"))
         return cls.from_json(body if kind == "problem" else body.get("problem"), str(path))
 
     @classmethod
     def from_form(cls, form: problem_form.ProblemForm, where: str) -> Problem:
-        """The problem that a file says. Raises BadInput naming `where` and the field."""
+        """The problem of a parsed file. Raises BadInput naming `where` and the field."""
         passes = problem_form.passes_from(form.passes, where)
         edges = problem_form.edges_from(form.edges, passes, where)
         capacity = None if form.capacity is None else tuple(form.capacity)
@@ -510,7 +510,7 @@ class Problem:
 
 
 def _message_room(form: problem_form.MessagesForm, problem: Problem, where: str) -> MessageRoom:
-    """What a file says of messages. Raises BadInput."""
+    """The messages' sizes and room of a parsed file. Raises BadInput."""
     for name, counts, most in (("sizes", form.sizes, problem.stages - 1), ("reserved", form.reserved, problem.ranks)):
         if len(counts) > most or min(counts, default=0) < 0 or (name == "reserved" and len(counts) < most):
             raise BadInput(f"{where}: field 'messages.{name}': {most} numbers from 0 up are needed, got {len(counts)}")
@@ -521,13 +521,13 @@ def _message_room(form: problem_form.MessagesForm, problem: Problem, where: str)
 
 
 def _microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_microbatch: Bools) -> bool:
-    """Whether the passes of each lane differ only by their microbatch: they take equally long, and an edge from one of them
-    to a pass of its microbatch has its like, of the same lag, bytes and pool, at every other one.
+    """Whether the passes of each lane differ only by their microbatch: they take equally long, and every microbatch has the
+    same edges within itself, with the same lags, bytes and pools.
 
-    Then any schedule can have its lanes sorted: the k-th pass of a lane to start becomes that of the k-th microbatch, no
-    pass waits longer, and ranks hold what they held. So some best schedule runs its lanes in order. Edges between
-    microbatches, and those of passes that belong to none (updates, gathers), count for nothing here: builders write them
-    for that order. But passes of free kinds (see `kinds.Kind`) go along with all of a lane, or with none.
+    Then the lanes of any schedule can be sorted: let the k-th pass of a lane to start be the one of microbatch k. No pass
+    waits longer, and ranks hold as many bytes. So some best schedule runs its lanes in order. Edges between microbatches,
+    and those of passes of no microbatch (updates, gathers), are not compared, since builders write them for that order. But
+    a pass of a free kind (see `kinds.Kind`) must have edges without bytes to all passes of a lane or to none.
     """
     lane, length = _lane_of(len(passes), lanes)
     if length.max(initial=0) <= 1:
@@ -550,7 +550,7 @@ def _microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_micr
 
 
 def _lane_of(passes: int, lanes: list[Ints]) -> tuple[Ints, Ints]:
-    """The lane of each of so many passes, and the length of each lane."""
+    """The lane of each pass, shape (passes,), and the length of each lane. passes: how many there are."""
     lane = np.empty(passes, np.int64)
     for at, rows in enumerate(lanes):
         lane[rows] = at
@@ -558,15 +558,15 @@ def _lane_of(passes: int, lanes: list[Ints]) -> tuple[Ints, Ints]:
 
 
 def _in_part(lane: Ints, length: Ints, outer: Ints, inner: Ints) -> bool:
-    """Whether an `outer` pass has edges with some passes of a lane, their `inner` ends, and not with all."""
+    """Whether some pass of `outer` has edges to some passes of a lane (`inner`) but not to all of it."""
     pairs = np.unique(np.stack([outer, inner]), axis=1)
     met, count = np.unique(pairs[0] * len(length) + lane[pairs[1]], return_counts=True)
     return bool((count != length[met % len(length)]).any())
 
 
 def _alike(edges: Edges, number: Ints, rows: Ints, lengths: set[int]) -> bool:
-    """Whether every microbatch has the same edges between two lanes. rows: of those edges, by microbatch, lag, bytes and
-    pool; number: the microbatch of every edge; lengths: of the lanes."""
+    """Whether every microbatch has the same edges between two lanes. rows: those edges, sorted by microbatch, lag, bytes and
+    pool. number: the microbatch of every edge. lengths: of the two lanes."""
     most = max(lengths)
     if len(lengths) > 1 or len(rows) % most:
         return False

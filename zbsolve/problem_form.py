@@ -1,5 +1,6 @@
-"""A problem in a file: its form, and the tables that it says. Columns are lists or their runs in a text (`util.columns`).
-And what a `Problem` must keep: columns that belong together, nothing negative, sums that can be counted."""
+"""A problem in a file: its form, and the tables read from it. Columns are lists, or text with runs (`util.columns`).
+
+Also what every `Problem` must fulfil: columns of one length, nothing negative, sums that can be counted exactly."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class PassesForm(msgspec.Struct):
 
 
 class EdgesForm(msgspec.Struct):
-    """Columns of edges in a file; `carries` indexes `cargo` (files of 0.1 have neither). `sent` is there where links block
-    their sender, `pool` where bytes lie off the devices."""
+    """Columns of edges in a file. `carries` indexes `cargo` (files of 0.1 have neither). `sent` is there if links block
+    their sender, `pool` if bytes lie beside the devices."""
 
     before: Column
     after: Column
@@ -56,7 +57,7 @@ class PoolForm(msgspec.Struct):
 
 
 class MessagesForm(msgspec.Struct):
-    """Bytes of messages over each boundary, and what each rank keeps free for them."""
+    """Bytes of messages over each boundary, and bytes that each rank keeps free for them (see `MessageRoom`)."""
 
     sizes: list[int]
     reserved: list[int]
@@ -97,7 +98,7 @@ def edges_as_json(edges: Edges) -> dict[str, Any]:
 
 
 def passes_from(form: PassesForm, where: str) -> Passes:
-    """The table that a file says. Raises BadInput naming `where` and the field."""
+    """The table of passes in a file. Raises BadInput naming `where` and the field."""
     for kind in form.kinds:
         with prefixed(where):
             register(kind)
@@ -127,7 +128,7 @@ def _kinds(column: list[str] | str, where: str) -> Ints:
 
 
 def edges_from(form: EdgesForm, passes: Passes, where: str) -> Edges:
-    """The table that a file says, between these passes. Raises BadInput naming `where` and the field."""
+    """The table of edges in a file, between these passes. Raises BadInput naming `where` and the field."""
     before, after, lag, size = (_numbers(getattr(form, what), what, where) for what in ("before", "after", "lag", "bytes"))
     carries = before if form.carries is None else _cargo(form.carries, form.cargo, where)
     none = np.zeros(len(before), np.int64)
@@ -135,7 +136,7 @@ def edges_from(form: EdgesForm, passes: Passes, where: str) -> Edges:
     pool = none if form.pool is None else _numbers(form.pool, "pool", where)
     if len({len(column) for column in (before, after, lag, size, carries, sent, pool)}) > 1:
         raise BadInput(f"{where}: the columns of 'edges' differ in length")
-    if form.carries is None:  # a file of 0.1; one whose edges point outside is refused in a moment
+    if form.carries is None:  # a file of 0.1; edges that point outside the table are refused by `check_tables`
         inside = len(before) == 0 or (min(before.min(), after.min()) >= 0 and max(before.max(), after.max()) < len(passes))
         carries = usual_cargo(passes, before, after) if inside else np.zeros(len(before), np.int64)
     return Edges(before, after, lag, size, carries, sent, pool)
@@ -152,16 +153,16 @@ def _cargo(carries: Column, words: list[str], where: str) -> Ints:
     return coded(words, CARGO, "cargo")[indices] if len(indices) else indices
 
 
-# --- What a problem must keep ---
+# --- What every problem must fulfil ---
 
 MAX_FACTOR = 1000.0
-EXACT = 2.0**53  # µs of all passes and lags, and bytes of one pass, are below: there sums of floats are whole numbers
-MAX_SUM = 2.0**62  # bytes of all edges, so that sums are whole numbers of 64 bits
+EXACT = 2.0**53  # limit for µs of all passes and lags, and for bytes of one pass: below it sums of floats are exact
+MAX_SUM = 2.0**62  # limit for bytes of all edges: below it their sum fits 64 bits
 
 
 def check_tables(passes: Passes, edges: Edges, pools: Sequence[Pool]) -> None:
-    """Raises BadInput, naming column, pass, pool or edge: where the tables are none; where passes or pools have no name of
-    their own; and where times or bytes add up to more than sums hold exactly (`EXACT`, `MAX_SUM`)."""
+    """Raises BadInput, naming column, pass, pool or edge: for invalid tables, for names that occur twice, and for times or
+    bytes whose sum reaches `EXACT` or `MAX_SUM`."""
     _check_passes(passes)
     names = [pool.name for pool in pools]
     for i, pool in enumerate(pools):
@@ -199,8 +200,8 @@ def _check_passes(passes: Passes) -> None:
 
 
 def _check_edges(edges: Edges, passes: Passes, pools: int) -> None:
-    """Raises BadInput, naming the edge, for edges that point to no pass or pool, have a negative field, send longer than
-    their pass takes, or hold device memory between two ranks."""
+    """Raises BadInput, naming the edge or pass, for an edge that points to no pass or pool, has a negative field, or holds
+    device memory between two ranks; and for a pass that sends longer than it takes."""
     ends = np.concatenate([edges.before, edges.after])
     if ends.min() < 0 or ends.max() >= len(passes):
         raise BadInput("problem: an edge points outside the table of passes")
@@ -225,7 +226,8 @@ def _check_edges(edges: Edges, passes: Passes, pools: int) -> None:
 
 
 def check_slowdowns(slowdowns: Sequence[Slowdown], times: float = 0.0) -> None:
-    """Raises BadInput for unknown kinds, two factors of one pair, and factors that are not 1 to 1000. times: all passes'."""
+    """Raises BadInput for unknown kinds, a pair that occurs twice, and factors that are not from 1 to 1000. times: the sum
+    of all durations, µs."""
     seen = set[tuple[str, str]]()
     for slowdown in slowdowns:
         head, pair = f"slowdown of {slowdown.kind[:20]} beside {slowdown.beside[:20]}", (slowdown.kind, slowdown.beside)
@@ -251,8 +253,8 @@ def check_capacity(capacity: Sequence[int] | None, ranks: int) -> None:
 
 
 def check_notes(lengths: Sequence[float], slices: int, counts: Sequence[int], layers: Sequence[int]) -> None:
-    """Raises BadInput for lengths that do not name every slice, or are no numbers above 0; and for counts of layers that are
-    made again that are not of every stage's."""
+    """Raises BadInput for notes that do not fit the problem. lengths: of its slices. slices: their number. counts: the
+    recomputed layers of each stage. layers: all layers of each stage."""
     if lengths and (len(lengths) < slices or not all(math.isfinite(length) and length > 0 for length in lengths)):
         raise BadInput(f"problem: slice_lengths {list(lengths)}: {slices} numbers above 0 are needed")
     if counts and (len(counts) != len(layers) or not all(0 <= n <= of for n, of in zip(counts, layers, strict=True))):
@@ -260,7 +262,7 @@ def check_notes(lengths: Sequence[float], slices: int, counts: Sequence[int], la
 
 
 def _all_differ(*columns: Ints) -> bool:
-    """Whether no two rows are alike; columns of whole numbers from 0 up, shape (rows,) each."""
+    """Whether no two rows are equal. columns: whole numbers from 0 up, shape (rows,) each."""
     widths = [int(column.max()) + 1 for column in columns]
     if math.prod(widths) >= 2**62:
         return len(set(zip(*(column.tolist() for column in columns), strict=True))) == len(columns[0])

@@ -1,4 +1,4 @@
-"""A schedule: an order for every stream, and the certificate of how good it is. Files go out and come in here."""
+"""A schedule: an order for every stream, the certificate of how good it is, and their file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .util.files import checked, read_part_of, write_document
 
 
 def relative_gap(value: float, bound: float) -> float:
-    """(value − bound) / value: at most this share of a step of `value` µs could still be saved, as none is below `bound`."""
+    """(value − bound) / value: the largest share of a step of `value` µs that another schedule could save."""
     return (value - bound) / value if value else 0.0
 
 
 GIVEN = "given, not solved here"  # the solver of a schedule that came without a certificate
-UNCHECKED = "as a file says: "  # how the proof of a bound begins that nobody proved here
-IMPORTED = "imported: "  # how the solver of a schedule from another program's file begins
+UNCHECKED = "as a file says: "  # begins the proof of a bound that was read from a file and not proven here
+IMPORTED = "imported: "  # begins the solver of a schedule from another program's file
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class Certificate:
 
     objective: "makespan" or "span".
     value: of the schedule, µs.
-    bound: proven, which no schedule undercuts, µs.
-    relaxation, ranks: where the bound comes from, so that it can be proven again alone (`ilp.recheck`).
+    bound: a proven lower bound on the value of every schedule, µs.
+    relaxation, ranks: which relaxation, of which ranks, gives the bound, so that `ilp.proof_check` can prove it again.
     proof: the same in words.
-    solver, seconds, seed: what found the schedule, after how many seconds, and the seed of the search.
+    solver, seconds, seed: what found the schedule, how long the search took, and its seed.
     digest: of the problem.
     """
 
@@ -56,21 +56,21 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """(value − bound) / value: at most this share of the step could still be saved."""
+        """(value − bound) / value: the largest share of the step that another schedule could save."""
         return relative_gap(self.value, self.bound)
 
     @property
     def solved_here(self) -> bool:
-        """Whether zbsolve found the schedule; else it came from somebody's file."""
+        """Whether zbsolve found the schedule; otherwise it was given or imported."""
         return not self.solver.startswith((GIVEN, IMPORTED))
 
     @property
     def checked(self) -> bool:
-        """Whether the bound is more than a file's word."""
+        """Whether the bound was proven here, and not only read from a file."""
         return not self.proof.startswith(UNCHECKED)
 
     def unchecked(self) -> Certificate:
-        """The same as a file's word, which nobody proved here."""
+        """The same, marked as read from a file and not proven here."""
         return replace(self, proof=f"{UNCHECKED}{self.proof}") if self.checked else self
 
     @property
@@ -79,11 +79,11 @@ class Certificate:
         return "optimal" if self.bound >= self.value else "feasible"
 
     def to_json(self) -> dict[str, Any]:
-        """Fields, and the derived `gap` and `status` for readers."""
+        """The fields, and `gap` and `status` for readers."""
         return {**asdict(self), "ranks": list(self.ranks), "gap": self.gap, "status": self.status}
 
     def check(self, gap: float | None, status: str | None, where: str) -> None:
-        """Raise BadInput where a file says another `gap` or `status` than what follows."""
+        """Raise BadInput where a file's `gap` or `status` does not follow from its value and bound."""
         for name, stated in (("status", status), ("gap", gap)):
             if stated not in (None, getattr(self, name)):
                 raise BadInput(f"{where}: certificate: field '{name}' is {stated}, but value and bound say otherwise")
@@ -93,8 +93,8 @@ Split = tuple[int, ...]  # layers of each stage
 
 
 class LayerRow(NamedTuple):
-    """Equal layers in a row: how many, µs of each pass of one (F, B, W or F, BW), and bytes that it keeps from F to the
-    backward, at least."""
+    """So many equal layers in a row. times: µs of one layer's F, B and W, or F and BW. held: the least bytes that a layer
+    keeps from F to its backward."""
 
     number: int
     times: tuple[float, ...]
@@ -105,10 +105,10 @@ class LayerRow(NamedTuple):
 class EverySplit:
     """A bound over every split of the layers into the stages of a schedule's problem, and what proves it again.
 
-    bound: µs. layers: the model's, equal ones together. message: µs between two ranks, at least. room: bytes of each rank,
-    at most, or None. roles: µs of each pass that the first, a middle and the last stage take beside their layers, a row
-    each; none: nothing. looked: splits whose cuts prove it (see `partition.splits`). apart: splits that these do not
-    exclude, with a bound of each, µs, and its relaxation. full: ranks whose memory counts.
+    bound: µs. layers: the model's, in rows of equal ones. message: the least µs of a message between two ranks. room: the
+    most bytes of each rank, or None. looked: splits whose cuts prove the bound (see `partition.splits`). apart: splits that
+    the cuts do not exclude, each with a bound of its own, µs, and its relaxation. full: ranks whose memory counts. roles:
+    µs of each pass that the first, a middle and the last stage take beside their layers, a row each; (): nothing.
     """
 
     bound: int
@@ -123,15 +123,15 @@ class EverySplit:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Which pass runs after which on every stream of a problem, and how good that is known to be.
+    """The order of passes on every stream of a problem, and how good it is known to be.
 
     problem: the step.
     order: stream → pass names, `{"compute:0": ("0F0", "0F1", "0B0", …)}`.
-    syncs: further (before, after) pairs of names, where memory needs them.
-    certificate: value, bound and gap where `solve` made it.
-    every_split: a bound over other splits of the layers too, where one was proven.
+    syncs: further (before, after) pairs of pass names, so that any timing keeps within the memory.
+    certificate: value, bound and gap, if known.
+    every_split: a bound over all splits of the layers, if one was proven.
 
-    Not checked here: `verify` does.
+    Nothing is checked here; `verify` does that.
     """
 
     problem: Problem
@@ -173,17 +173,17 @@ class Schedule:
         return simulate(self.problem, list(self.sequences.values()), self._sync_rows)
 
     def timeline(self) -> Timeline:
-        """When each pass runs, every pass as early as order and edges allow, µs. Raises Deadlock."""
+        """When each pass runs, as early as order and edges allow, µs. Raises Deadlock."""
         return self._timeline
 
     def timed(self, timeline: Timeline) -> Schedule:
-        """The same schedule with the timeline that it is known to have."""
+        """The same schedule with a timeline that is already known, so that it is not simulated."""
         again = replace(self)
         vars(again)["_timeline"] = timeline
         return again
 
     def precedence(self) -> Precedence:
-        """The graph's edges, each stream's order and the syncs as one list of arcs."""
+        """All arcs: the problem's edges, neighbours in each stream's order, and syncs."""
         return Precedence.of(self.problem, list(self.sequences.values()), self._sync_rows)
 
     def critical_path(self) -> tuple[str, ...]:
@@ -191,14 +191,14 @@ class Schedule:
         return critical_path(self.timeline(), self.precedence())
 
     def certified(self, certificate: Certificate) -> Schedule:
-        """The same schedule with this certificate, and with the timeline that is known."""
+        """The same schedule with this certificate; a known timeline is kept."""
         again = replace(self, certificate=certificate)
         known = {name: value for name, value in vars(self).items() if name in ("_timeline", "sequences")}
         vars(again).update(known)
         return again
 
     def within(self, rest: Problem) -> Schedule:
-        """The same order of a step that has some of its passes alone."""
+        """The same order on a problem that has only some of its passes."""
         order = {stream: tuple(name for name in self.order[stream] if name in rest.index) for stream in rest.streams}
         return Schedule(rest, order, tuple(pair for pair in self.syncs if all(name in rest.index for name in pair)))
 
@@ -215,7 +215,7 @@ class Schedule:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "schedule") -> Schedule:
-        """The schedule that `to_json` wrote. Raises BadInput, also where the digest is another problem's."""
+        """The schedule that `to_json` wrote. Raises BadInput, also if the digest is not its problem's."""
         form = checked(body, ScheduleForm, where)
         problem = Problem.from_form(form.problem, where)
         if form.digest != problem.digest:
@@ -232,7 +232,7 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schedule:
-        """Read a schedule file, or the schedule in a plan; `-` is standard input. Raises BadInput."""
+        """Read a schedule file, or the schedule in a plan file; `-` is standard input. Raises BadInput."""
         return cls.from_json(read_part_of(path, "schedule", ("plan",)), str(path))
 
 

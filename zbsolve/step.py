@@ -1,6 +1,6 @@
-"""`Step`: what turns a profile into a problem. Commands, races, the frontier and plans take one.
+"""`Step`: the options that turn a profile into a problem. Commands, races, the frontier and plans take one.
 
-Its first fields are rows of `PLAIN_FIELDS`. Further ones are those of the features (see `features.table`).
+Its first fields are rows of `PLAIN_FIELDS`; the others are the features' (see `features.table`).
 """
 
 from __future__ import annotations
@@ -12,22 +12,16 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .build.recompute import recomputed_layers
-from .features.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
 from .features.feature import AUTO, NOT_OPEN, Field, is_auto
-from .features.offload import FULL, check_host, copying_work, is_none
-from .features.sharded_vocabulary import LAST, LAST_PARTITION, on_stages
-from .features.sides import has_sides
-from .features.slices import widest_slice
-from .features.staged import Staged, plain_step
+from .features.staged import Staged, costs_of, plain_step
 from .features.table import FEATURES, FIELDS, Seen, check_together
-from .layer import NO_LINK
 from .partition.by_name import SEARCHED, partition_by_name
 from .partition.file import Partition, parse_partition, spread_over
 from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
 from .schedule import Schedule
-from .util.errors import BadInput, Infeasible, Unfit
+from .util.errors import BadInput, Infeasible
 from .util.text import bytes_of_ranks
 
 NAMED = "single, loop (loop4: 4 stages a rank), vee, mirror"
@@ -52,13 +46,13 @@ BLOCKING = "a rank computes nothing while it sends a message (default: as the pr
 
 
 def _blocking(problem: Problem) -> bool | None:
-    """None where no message takes time: then the profile says whether messages block their sender."""
+    """Whether the problem's messages block their sender; None if no message takes time, so that the profile decides."""
     known = problem.sending.any() or problem.edges.lag.any()
     return bool(problem.sending.any()) if known else None
 
 
 def _of_fields() -> str:
-    """The fields, for the docstring."""
+    """The part of the docstring of `Step` that lists its fields."""
     rows = "\n    ".join(f"{step_field.name}: {step_field.words}" for step_field in STEP_FIELDS)
     return f"\n    {rows}\n\n    Raises BadInput for what makes no sense whatever the profile.\n    "
 
@@ -78,14 +72,13 @@ OPEN = tuple(step_field.name for step_field in STEP_FIELDS if step_field.closed 
 
 
 class PlainStep:
-    """One training step, but for the model: how a profile's layers lie on ranks, and what counts.
+    """The options of one training step: how the layers of a profile lie on ranks, within which memory, for which objective.
 
     placement: a name, a list such as "0,2,1,3", a tuple, or several tuples: routes that microbatches take in turn. A stage's
         parameters count on every rank that it lives on.
-    partition: a name, layers of each stage, a `Partition`, or None: `balanced_or_equal` over F + B + W, for the ranks as
-        fast as they are.
-    memory: parameters, gradients and optimizer states, messages, and what passes take while they run come off first (see
-        `StageMemory.of_ranks`).
+    partition: a name, layers of each stage, a `Partition`, or None: `balanced_or_equal` over F + B + W and ranks' speeds.
+    memory: of a rank. Activations have what parameters, gradients, optimizer states, messages and temporary tensors of
+        passes leave (see `StageMemory.of_ranks`).
     """
 
     if TYPE_CHECKING:
@@ -120,87 +113,50 @@ class PlainStep:
 
     @property
     def auto(self) -> bool:
-        """Whether something is left to `solve_auto`."""
+        """Whether some field is "auto", so that `solve_auto` has to choose it."""
         return any(is_auto(getattr(self, name)) for name in OPEN)
 
     @property
-    def keeping_open(self) -> bool:
-        """Whether it is left open what becomes of stages' activations."""
-        return is_auto(self.recompute) or is_auto(self.offload)
+    def closed(self) -> Self:
+        """The step with the simplest value for each field of a feature that is "auto"."""
+        return replace(self, **{name: value for feature in FEATURES for name, value in feature.closed(self).items()})
 
     @property
-    def closed(self) -> Self:
-        """The step where each field of a feature that is left open has its simplest value."""
-        step = self.in_slices(1) if is_auto(self.slices) else self
-        still = [step_field for step_field in FIELDS if is_auto(getattr(step, step_field.name))]
-        return replace(step, **{row.name: row.closed(step) if callable(row.closed) else row.closed for row in still})
-
-    def in_slices(self, slices: Slices) -> Self:
-        """The step in these slices; an exchange of attention is there only between several even ones."""
-        asked = said_of(slices)
-        even = asked.number > 1 and not asked.even_work and len(set(asked.lengths)) < 2
-        return replace(self, slices=slices, attention_exchange=self.attention_exchange and even)
+    def own_partition(self) -> str:
+        """The partition that one of its features brings, for a step that names none; or ""."""
+        return next(filter(None, (feature.partition(self) for feature in FEATURES)), "")
 
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
-        """Stage → rank, of each route that microbatches take in turn. Raises BadInput for placement "auto"."""
+        """The routes that microbatches take in turn: stage → rank for each. Raises BadInput for placement "auto"."""
         return routes_of(self.placement, self.ranks)
 
     @property
     def title(self) -> str:
-        """The placement as one writes it."""
+        """The placement as text, as users write it."""
         return self.placement if isinstance(self.placement, str) else "/".join(map(describe, self.routes))
 
-    def group_note(self, profile: Any) -> str:
-        """A line where a data-parallel group shards parameters or sums gradients, and the profile does not know its link;
-        or ""."""
-        if max(self.shards, self.replicas) == 1 or profile.shard_link is not None:
-            return ""
-        what = "gathers and reductions" if self.shards > 1 else "sums over replicas"
-        if profile.link == NO_LINK:
-            return f"{what} take no time: the profile knows no link (give its field 'shard_link')"
-        return f"{what} go over the pipeline's link: the profile has none of the group (field 'shard_link')"
-
-    def copy_ratio(self, profile: Any) -> float | None:
-        """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch takes of the busiest
-        copy stream when all that stages keep is offloaded, over those that it takes of the busiest rank. None where the
-        profile knows no host link, nothing is kept or can be offloaded. Raises BadInput, Infeasible."""
-        if profile.host is None or has_sides(profile):
-            return None
-        kept = {"recompute": self.closed.recompute, "vocabulary": self.closed.vocabulary, "offload": FULL}
-        plain = {step_field.name: step_field.default for step_field in FIELDS} | kept
-        free = replace(self, memory=None, microbatches=len(self.routes), **plain)
-        try:
-            host = replace(profile.host, memory=None)
-            problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
-        except Unfit:
-            return None
-        return copying_work(problem) / problem.work
+    def notes(self, profile: Any) -> tuple[str, ...]:
+        """Lines for users on what the profile does not know of the step's features."""
+        return tuple(filter(None, (feature.note(self, profile) for feature in FEATURES)))
 
     def costs(self, profile: Any) -> StageCosts:
-        """What stages of the profile's layers cost and need on these ranks; with offload or slices without a limit, since
-        what is held then is the schedule's matter. Raises BadInput."""
-        limit = profile.capacity if self.memory is None else bytes_of_ranks(self.memory, self.ranks)
-        profile = self.model(profile)
-        cuts = cuts_of(self.slices, profile.layers, profile.facts.get(SEQUENCE))
-        limit = limit if is_none(self.offload) and cuts == WHOLE else None
-        model, shard = on_stages(widest_slice(profile, cuts), self.vocabulary, self.ranks)
-        microbatches = self.microbatches * (len(cuts) - 1)
-        return StageCosts.of(model, self.routes, microbatches, limit, self.fused, self.shards, shard)
+        """Costs and memory of stages made of the profile's layers. With offload or slices there is no memory limit, since
+        what is held then depends on the schedule. Raises BadInput."""
+        return costs_of(self, self.model(profile), for_schedule=False)
 
     def needs(self, profile: Any, schedule: Schedule) -> tuple[int, ...]:
-        """Bytes that each rank needs for the schedule, one of this step: activations at their peak, and parameters,
-        gradients, optimizer states, messages and what passes take while they run. Raises BadInput."""
+        """Bytes that each rank needs for a schedule of this step: its peak of activations, and parameters, gradients,
+        optimizer states, messages and temporary tensors of passes. Raises BadInput."""
         if isinstance(self.partition, Partition):
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         costs, layers = self.costs(profile), schedule.problem.layers
-        again = recomputed_layers(self.recompute, layers)
-        parts = zip(*costs.memory.of_ranks(layers, costs.routes, again), schedule.timeline().peak_bytes, strict=True)
-        return tuple(ceil(sum(part)) for part in parts)
+        beside = costs.memory.of_ranks(layers, costs.routes, recomputed_layers(self.recompute, layers))
+        return tuple(ceil(sum(parts)) for parts in zip(*beside, schedule.timeline().peak_bytes, strict=True))
 
     def too_few_layers(self, profile: Any) -> str:
-        """Why the profile's layers do not make a stage each, or ""; with how `zbsolve numbers` gives enough, where it made
-        the profile."""
+        """Why the profile has too few layers for the stages, or "". If `zbsolve numbers` made the profile, the text says how
+        to make enough."""
         stages = len(self.routes[0])
         if len(profile.layers) >= stages:
             return ""
@@ -211,9 +167,9 @@ class PlainStep:
         return f"{why}: give so many with zbsolve numbers --ranks {self.ranks}{chunks}"
 
     def counts(self, profile: Any) -> tuple[int, ...] | None:
-        """How many layers each stage gets, where the step says it. Raises BadInput, Infeasible."""
-        if self.vocabulary == LAST and self.partition is None:
-            return replace(self, partition=LAST_PARTITION).counts(profile)
+        """The layers of each stage; None if partition is None. Raises BadInput, Infeasible."""
+        if self.partition is None and self.own_partition:
+            return replace(self, partition=self.own_partition).counts(profile)
         if isinstance(self.partition, str):
             if why := self.too_few_layers(profile):
                 raise BadInput(why)
@@ -224,14 +180,14 @@ class PlainStep:
         return None if self.partition is None else tuple(self.partition)
 
     def with_backward(self, profile: Any, fused: bool) -> Self:
-        """The step with one backward pass BW, or with B and W. Layers lie on stages as with B and W in both cases, so that
-        they compare. Raises BadInput, Infeasible."""
+        """The step with one backward pass BW, or with B and W. The partition is that of B and W in both cases, so that the
+        two can be compared. Raises BadInput, Infeasible."""
         if self.auto or isinstance(self.partition, Partition):
             return replace(self, fused=fused)
         return replace(self, fused=fused, partition=replace(self, fused=False).counts(profile))
 
     def problem(self, profile: Any) -> Problem:
-        """The step of this model. Raises BadInput, also where something is left open; Infeasible."""
+        """The problem of this step with a profile. Raises BadInput, also if a field is "auto"; Infeasible."""
         for name in OPEN:
             if is_auto(getattr(self, name)):
                 raise BadInput(f"{name} 'auto': one problem needs it named; solve_auto and zbsolve solve try several")
@@ -242,7 +198,6 @@ class PlainStep:
                 problem = feature.build(problem, staged)
         except Infeasible as error:
             raise staged.of_memory(error) from None
-        check_host(problem)
         if not problem.work:
             raise BadInput(
                 f"layers: the passes of all {staged.costs.stages} stages round to 0 µs: times of half a µs or less cannot "
@@ -263,7 +218,7 @@ class PlainStep:
         return Staged.of(self, self.model(profile), counts)
 
     def model(self, profile: Any) -> Any:
-        """The profile as this step runs it, such as with the lengths of its microbatches. Raises BadInput."""
+        """The profile as the features change it, such as by the lengths of microbatches. Raises BadInput."""
         for feature in FEATURES:
             profile = feature.model(profile, self)
         return profile

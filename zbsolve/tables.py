@@ -1,7 +1,7 @@
-"""Passes and edges as tables: one array a field. `Pass` and `Edge` are views of one row.
+"""Tables of passes and edges, an array for each field. `Pass` and `Edge` are views of one row.
 
-Nothing here knows what an `F` is: kinds are labels, and every rule between passes is an edge that a builder wrote. The one
-exception is `usual_cargo`: files written before edges said what they carry are read by the rule that held then.
+Kinds are only labels here: every rule between passes is an edge that a builder wrote. The one exception is `usual_cargo`,
+which reads files from before edges said what they carry.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .kinds import KINDS, OURS, kinds_that
 from .util.columns import coded, whole_column
 from .util.errors import BadInput
 
-# What an edge hands from pass to pass; "": nothing, one only waits for the other. Side inputs go beside the row of stages.
+# What an edge carries from pass to pass; "": nothing, it only orders them. Side inputs skip the row of stages.
 CARGO = ("", "activation", "gradient", "side input", "side gradient")
 IDENTITY = ("kind", "stage", "microbatch", "slice")  # columns that make a pass's name
-WHOLE = 1_000_000  # parts of its work that a pass alone on its rank does in a µs of it
-MAX_PLACES = 64  # times as many places for kinds, stages and microbatches as there are passes
-COUNTS = ("stage", "microbatch", "slice", "rank", "duration")  # columns of whole numbers beside kind and streams
+WHOLE = 1_000_000  # the pace of a pass that runs alone: work is counted in millionths of a µs
+MAX_PLACES = 64  # the lookup table of `find` has at most so many entries a pass
+COUNTS = ("stage", "microbatch", "slice", "rank", "duration")  # the columns that hold plain whole numbers
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -34,10 +34,10 @@ class Pass:
     """One unit of work on one rank, named `<stage><kind><microbatch>[.<slice>]`.
 
     kind: a label of `zbsolve.kinds`.
-    stage, microbatch, slice: of which it is a part.
+    stage, microbatch, slice: which part of the step it computes.
     rank: where it runs.
     duration: µs.
-    streams: what it occupies while it runs; (): its rank's `compute`.
+    streams: what it occupies while it runs; (): its rank's compute stream.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """While a pass of kind `beside` runs on a rank, those of `kind` there take `factor` times as long for their work."""
+    """While a pass of kind `beside` runs on a rank, passes of `kind` there run `factor` times as slowly."""
 
     kind: str
     beside: str
@@ -72,11 +72,10 @@ class Edge:
     """`after` may start `lag` µs after `before` ends.
 
     before, after: names of passes.
-    lag: µs, such as a message's.
-    bytes: live from before's start to after's end, on the device of their rank or in `pool`.
-    carries: a word of CARGO, what `before` makes and `after` takes, or "" where it only waits; None: as the edges of a plain
-        pipeline do.
-    sent: µs at the end of `before`, part of its duration, in which its rank sends that.
+    lag: µs, such as the time of a message.
+    bytes: held from the start of `before` to the end of `after`, on the device of their rank or in `pool`.
+    carries: what `before` makes and `after` takes, a word of CARGO; "": nothing; None: as in a plain pipeline.
+    sent: µs at the end of `before`, part of its duration, in which its rank sends the message.
     pool: the name of a pool; "": the device.
     """
 
@@ -91,15 +90,15 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Memory that is no rank's device and that several ranks may share, such as the host memory of a node; `capacity` in
-    bytes, None: unlimited."""
+    """Memory beside the ranks' devices, which ranks may share, such as the host memory of a node. capacity: bytes; None:
+    unlimited."""
 
     name: str
     capacity: int | None = None
 
 
 def pass_name(kind: str, stage: int, microbatch: int, slice: int = 0) -> str:
-    """The identity of a pass in files, logs, errors and traces."""
+    """The name of a pass in files, logs, errors and traces."""
     return f"{stage}{kind}{microbatch}.{slice}" if slice else f"{stage}{kind}{microbatch}"
 
 
@@ -161,12 +160,12 @@ class Passes(Sequence[Pass]):
         return np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
 
     def that(self, **facts: object) -> Bools:
-        """Which passes are of kinds whose rows say all this (see `kinds.Kind`), shape (passes,)."""
+        """Which passes are of a kind with these fields (see `kinds.Kind`), such as `away=True`; shape (passes,)."""
         return self.are(*kinds_that(**facts))
 
     @cached_property
     def lasting(self) -> tuple[tuple[str, ...], Ints]:
-        """`kinds` and `kind` for digests: alike in whatever order users registered kinds of their own."""
+        """`kinds` and `kind` for digests. They do not depend on the order in which users registered their own kinds."""
         own = [kind for kind in self.kinds if KINDS.index(kind) >= len(OURS)]
         if not own:
             return self.kinds, self.kind
@@ -179,8 +178,8 @@ class Passes(Sequence[Pass]):
         return self is other or all(np.array_equal(getattr(self, name), getattr(other, name)) for name in IDENTITY)
 
     def find(self, kind: Ints, stage: Ints, microbatch: Ints) -> Ints | None:
-        """The rows of the passes of these kinds (indices into KINDS), stages and microbatches, slice 0; shape (n,) each.
-        None where there is no such pass."""
+        """The rows of the passes with these kinds (indices into KINDS), stages and microbatches, and slice 0; shape (n,)
+        each. None if one of them does not exist."""
         place, widths = self._places
         wanted = np.stack([kind, stage, microbatch])
         if len(place) == 0 or (wanted >= np.array(widths)[:, None]).any():
@@ -190,8 +189,8 @@ class Passes(Sequence[Pass]):
 
     @cached_property
     def _places(self) -> tuple[Ints, tuple[int, int, int]]:
-        """Row of the pass without slice of each kind, stage and microbatch (−1: none), and how many of these there are; no
-        rows where that is far more than there are passes."""
+        """The lookup table of `find`: the row of each kind, stage and microbatch (−1: none), flattened, and its shape. It is
+        empty if it were much larger than the table of passes."""
         kinds, stages, microbatches = (int(getattr(self, name).max()) + 1 for name in IDENTITY[:3])
         if kinds * stages * microbatches > MAX_PLACES * len(self):
             return np.zeros(0, np.int64), (kinds, stages, microbatches)
@@ -206,20 +205,20 @@ class Passes(Sequence[Pass]):
         return Passes(**columns, stream_sets=self.stream_sets)
 
     def more(self, kind: ArrayLike, stream: str, **columns: Ints) -> Passes:
-        """The table with further rows: of one kind or a kind each, on `<stream>:<rank>`. columns: those of `COUNTS`, shape
-        (rows,); without slice all are of slice 0."""
+        """The table with further rows. kind: one for all, or one each. stream: passes run on `<stream>:<rank>`. columns:
+        those of `COUNTS`, shape (rows,); slice may be left out and is 0 then."""
         (sets, first), count = self._with_streams(stream), len(columns["stage"])
         added = {"slice": np.zeros(count, np.int64), **columns}
         added |= {"kind": coded(kind, KINDS, "kind", count), "streams": first + columns["rank"]}
         return Passes(**{name: np.concatenate([getattr(self, name), new]) for name, new in added.items()}, stream_sets=sets)
 
     def like(self, rows: Ints, kind: ArrayLike, stream: str, duration: Ints, **other: Ints) -> Passes:
-        """The table with a pass more for each of `rows`: of its stage, microbatch and rank, but for what `other` says."""
+        """The table with a further pass for each of `rows`, whose stage, microbatch and rank it has unless `other` does."""
         columns = {name: getattr(self, name)[rows] for name in ("stage", "microbatch", "rank")}
         return self.more(kind, stream, **{**columns, "duration": duration, **other})
 
     def _with_streams(self, stream: str) -> tuple[tuple[tuple[str, ...], ...], int]:
-        """The sets of streams with `<stream>:<rank>` alone of every rank in a row, and where that row begins."""
+        """The sets of streams, among them one `<stream>:<rank>` for each rank, in order; and the index of rank 0's."""
         ours = tuple((f"{stream}:{rank}",) for rank in range(int(self.rank.max()) + 1))
         for first in range(len(self.stream_sets) - len(ours) + 1):
             if self.stream_sets[first : first + len(ours)] == ours:
@@ -229,8 +228,8 @@ class Passes(Sequence[Pass]):
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """A table of edges, one array a field: `before` and `after` index the passes, `lag` in µs, `bytes` in bytes, `carries`
-    indexes CARGO, `sent` in µs (see `Edge`); `pool`: 0 for the device of the rank, k for pool k − 1 of the problem."""
+    """A table of edges, an array for each field of `Edge`. `before` and `after` index the passes, `carries` indexes CARGO;
+    `pool` is 0 for the rank's device, k for pool k − 1 of the problem."""
 
     before: Ints
     after: Ints
@@ -252,8 +251,8 @@ class Edges:
         sent: Ints | int = 0,
         pool: Ints | int = 0,
     ) -> Edges:
-        """Edges from rows `before` to rows `after`; `lag`, `bytes`, `carries` (words of CARGO), `sent` and `pool` of shape
-        (edges,), or one for all."""
+        """Edges from rows `before` to rows `after`. The other columns have shape (edges,), or one value for all; `carries`
+        has words of CARGO."""
         none = np.zeros(len(before), np.int64)
         cargo = coded(carries, CARGO, "cargo", len(before))
         return cls(before, after, none + lag, none + bytes, cargo, none + sent, none + pool)
@@ -288,9 +287,8 @@ class Edges:
 def usual_cargo(passes: Passes, a: Ints, b: Ints) -> Ints:
     """What edges from passes `a` to passes `b` carry in a plain pipeline, as indices into CARGO, shape (edges,).
 
-    An activation goes from F to the F of the next stage, a gradient from a backward to that of the stage before; where
-    there is an all-to-all, they go through it. Behind the last stage is the loss and before the first the batch: there
-    nothing is handed on.
+    An activation goes from F to the F of the next stage, a gradient from a backward to that of the stage before, through
+    the all-to-all if there is one. The edges at the batch and at the loss carry nothing.
     """
     step = passes.stage[b] - passes.stage[a]
     first, last = passes.stage[a] == 0, passes.stage[a] == passes.stage.max(initial=0)

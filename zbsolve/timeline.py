@@ -1,4 +1,4 @@
-"""Timelines: when each pass starts and ends, predicted (longest path) or measured; and what follows from them."""
+"""Timelines: when each pass starts and ends, predicted (longest path) or measured; makespan, peaks, critical path."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Timeline(Mapping[str, tuple[float, float]]):
-    """Pass name → (start, end) in µs, with what follows from them: makespan, span, bubble rate, peaks.
+    """Pass name → (start, end) in µs, with makespan, span, bubble rate and memory.
 
     problem: the step.
-    start, end: shape (passes,), in the problem's table order.
-    turn: orders passes that start at one time; only passes without length can share a stream then.
-    held: bytes that were counted on a pass's rank after it; None: memory is what the problem's edges say.
+    start, end: µs, shape (passes,), in the problem's table order.
+    turn: the order of passes that start at the same time, shape (passes,).
+    held: measured bytes on each pass's rank after the pass, shape (passes,); None: memory follows from the problem's edges.
     """
 
     problem: Problem
@@ -90,8 +90,8 @@ class Timeline(Mapping[str, tuple[float, float]]):
         return tuple(int(self.memory(first + i)[1].max()) for i in range(len(self.problem.pools)))
 
     def memory(self, pool: int) -> tuple[NDArray[Any], Ints]:
-        """Times (µs) and the bytes held from each of them on, on one rank's device or in a further pool (see `Problem`);
-        frees at a time come before takes. Counted bytes are known of devices at the ends of passes only."""
+        """Times (µs) and the bytes held from each of them on, in a pool (see `Problem`): a rank's device, or a further one.
+        At equal times frees come before takes. Measured bytes are known of devices only, at the ends of passes."""
         problem = self.problem
         taken, freed = problem.moved(pool)
         own = np.flatnonzero(problem.passes.rank == pool if pool < problem.ranks else (taken > 0) | (freed > 0))
@@ -100,7 +100,7 @@ class Timeline(Mapping[str, tuple[float, float]]):
             rows = np.lexsort((start, end))
             counted = self.held[own][rows].astype(np.int64)
             return np.concatenate([[0], end[rows]]), np.concatenate([[0], counted])
-        # At one time: ends of passes that began earlier, then by turn each pass's start, and its end if it has no length.
+        # At equal times: first ends of passes that started earlier; then, by turn, starts, and ends of passes of duration 0.
         turn = (np.zeros(len(start), np.int64) if self.turn is None else self.turn[own]) * 2 + 1
         order = np.concatenate([np.where(end == start, turn + 1, 0), turn])
         time = np.concatenate([end, start])
@@ -109,18 +109,18 @@ class Timeline(Mapping[str, tuple[float, float]]):
         return np.concatenate([[0], time[rows]]), np.concatenate([[0], np.cumsum(change[rows])]).astype(np.int64)
 
     def alone(self) -> Floats:
-        """µs that each pass takes with nothing beside it, shape (passes,): of its time here, what it got on by its pace."""
+        """µs that each pass takes when it runs alone, shape (passes,): the slowdowns by passes beside it are taken out."""
         paces, p, took = self.problem.paces, self.problem.passes, np.asarray(self.end - self.start, np.float64)
         for slowed, rank in product(np.flatnonzero((paces < WHOLE).any(axis=1)), range(self.problem.ranks)):
-            here, mine = p.rank == rank, np.flatnonzero((p.rank == rank) & (p.kind == slowed))
-            time = np.unique([self.start[here], self.end[here]])
-            pace = np.full(len(time), WHOLE)  # from that time to the next
+            on_rank, rows = p.rank == rank, np.flatnonzero((p.rank == rank) & (p.kind == slowed))
+            time = np.unique([self.start[on_rank], self.end[on_rank]])
+            pace = np.full(len(time), WHOLE)  # from each time to the next
             for other in np.flatnonzero(paces[slowed] < WHOLE):
-                begun, over = (np.sort(moments[here & (p.kind == other)]) for moments in (self.start, self.end))
+                begun, over = (np.sort(moments[on_rank & (p.kind == other)]) for moments in (self.start, self.end))
                 running = np.searchsorted(begun, time, "right") - np.searchsorted(over, time, "right")
                 pace[running > (other == slowed)] = np.minimum(pace[running > (other == slowed)], paces[slowed, other])
             done = np.append(0, np.cumsum(pace[:-1] * np.diff(time) / WHOLE))
-            took[mine] = done[np.searchsorted(time, self.end[mine])] - done[np.searchsorted(time, self.start[mine])]
+            took[rows] = done[np.searchsorted(time, self.end[rows])] - done[np.searchsorted(time, self.start[rows])]
         return took
 
     def to_json(self) -> dict[str, list[float]]:
@@ -148,7 +148,7 @@ class Timeline(Mapping[str, tuple[float, float]]):
 
 @dataclass(frozen=True, eq=False)
 class Precedence:
-    """Who waits for whom under a schedule: the graph's edges, neighbours in each stream's order, and syncs."""
+    """All arcs of a schedule: the problem's edges, neighbours in each stream's order, and syncs; shape (arcs,) each."""
 
     before: Ints
     after: Ints
@@ -156,7 +156,7 @@ class Precedence:
 
     @classmethod
     def of(cls, problem: Problem, sequences: Sequence[Ints] = (), syncs: Ints | None = None) -> Precedence:
-        """`sequences`: rows of each stream in order; `syncs`: shape (n, 2), (before, after). Without them: the graph's."""
+        """sequences: rows of each stream, in order. syncs: (before, after), shape (syncs, 2). Without both: edges alone."""
         pairs = np.zeros((0, 2), np.int64) if syncs is None else syncs
         before = np.concatenate([problem.edges.before, *(rows[:-1] for rows in sequences), pairs[:, 0]])
         after = np.concatenate([problem.edges.after, *(rows[1:] for rows in sequences), pairs[:, 1]])
@@ -164,7 +164,7 @@ class Precedence:
 
 
 def longest_path(problem: Problem, precedence: Precedence) -> tuple[Ints, Ints]:
-    """Earliest start of every pass, µs, and its turn in an order that respects all arcs; shape (passes,) each.
+    """Earliest start of every pass, µs, and its place in a topological order; shape (passes,) each.
 
     Raises Deadlock naming a cycle.
     """
@@ -179,15 +179,15 @@ def longest_path(problem: Problem, precedence: Precedence) -> tuple[Ints, Ints]:
 
 
 def _behind(problem: Problem, arcs: Precedence) -> tuple[Ints, Ints, Ints, Ints]:
-    """Arcs by the pass before them, in compressed rows: first, after, lag; and how many each pass waits for."""
+    """Arcs sorted by their first pass, in compressed rows (first, after, lag), and the number of inputs of each pass."""
     order, count = np.argsort(arcs.before, kind="stable"), len(problem.passes)
     first, waiting = np.searchsorted(arcs.before[order], np.arange(count + 1)), np.bincount(arcs.after, minlength=count)
     return first, arcs.after[order], arcs.lag[order], waiting
 
 
 def _longest(first, after, lag, waiting, duration, start, ready):  # type: ignore[no-untyped-def]
-    """Longest paths from source to source, arcs in compressed rows. `start` (µs), `ready` (passes in the order in which they
-    were reached) and `waiting` (inputs that were not) are filled in; returns how many were reached, and these."""
+    """Longest paths over arcs in compressed rows. Fills in start (µs), ready (passes in topological order) and waiting (how
+    many inputs of each pass were not reached). Returns how many passes were reached, and these three."""
     reached = 0
     for i in range(len(waiting)):
         if waiting[i] == 0:
@@ -210,7 +210,7 @@ def _longest(first, after, lag, waiting, duration, start, ready):  # type: ignor
 
 
 def _cycle(problem: Problem, precedence: Precedence, stuck: set[int]) -> tuple[str, ...]:
-    """One cycle among the passes that never became ready: walk backwards until a pass repeats."""
+    """One cycle among the passes that never became ready, found by walking backwards until a pass repeats."""
     source: dict[int, int] = {}
     for i, j in zip(precedence.before.tolist(), precedence.after.tolist(), strict=True):
         if i in stuck and j in stuck:
@@ -226,9 +226,9 @@ def _cycle(problem: Problem, precedence: Precedence, stuck: set[int]) -> tuple[s
 
 
 def simulate(problem: Problem, sequences: Sequence[Ints], syncs: Ints | None = None) -> Timeline:
-    """Run each stream's rows in order, every pass as early as possible. Raises Deadlock.
+    """Run each stream's passes in order, each as early as possible. Raises Deadlock.
 
-    `sequences`: one integer array a stream; `syncs`: shape (n, 2), further pairs (before, after).
+    sequences: rows of each stream, in order. syncs: further pairs (before, after), shape (syncs, 2).
     """
     if problem.slowdowns:
         return _beside(problem, Precedence.of(problem, sequences, syncs))
@@ -237,7 +237,7 @@ def simulate(problem: Problem, sequences: Sequence[Ints], syncs: Ints | None = N
 
 
 def _beside(problem: Problem, arcs: Precedence) -> Timeline:
-    """The same where passes slow each other."""
+    """`simulate` where passes slow each other."""
     columns = Paced(*(column.tolist() for column in Paced.of(problem, arcs)))
     begun, waiting, *found = paced(columns, problem.passes.duration.tolist())
     if begun < len(waiting):
@@ -246,8 +246,8 @@ def _beside(problem: Problem, arcs: Precedence) -> Timeline:
 
 
 class Paced(NamedTuple):
-    """What `paced` reads. first, after, lag: arcs in compressed rows; waiting: each pass's inputs; rank: numbers that are
-    the same on a rank; paces: those of the problem."""
+    """What `paced` reads. first, after, lag: arcs in compressed rows. waiting: the number of inputs of each pass. rank: of
+    each pass, numbered without gaps. kind: of each pass. paces: see `Problem.paces`."""
 
     first: Ints
     after: Ints
@@ -259,19 +259,20 @@ class Paced(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem, arcs: Precedence) -> Paced:
-        """Of a problem and who waits for whom in it."""
+        """The columns of a problem and its arcs."""
         rank = np.unique(problem.passes.rank, return_inverse=True)[1]
         return cls(*_behind(problem, arcs), rank, problem.passes.kind.astype(np.int64), problem.paces)
 
 
 def paced(p: Any, duration: Any) -> Any:
-    """A timeline event by event, since how long a pass takes depends on what runs beside it. How many passes began, how many
-    inputs each still waits for, start, end (µs) and turn."""
+    """Simulate event by event, since how long a pass takes depends on what runs beside it. p: a `Paced`. Returns how many
+    passes began, how many inputs each still waits for, start, end (µs) and turn."""
     count, begun, waiting = len(duration), 0, p.waiting.copy()
     start, end, turn, ready, since = [0] * count, [0] * count, [0] * count, [0] * count, [0] * count
-    left, pace = [us * WHOLE for us in duration], [0] * count  # parts of work; 0: not begun
-    chain = [-1] * (2 * count)  # what runs on a rank: the last that began behind `count + rank`, behind each the one before
-    # Time, 1 where a pass begins (ends come first), the pass, and the pace that its end counts on.
+    left, pace = [us * WHOLE for us in duration], [0] * count  # work left, in 1/WHOLE of a µs; work a µs, 0: not begun
+    # Linked lists of what runs on each rank: chain[count + rank] began last, and chain[i] is what began before i.
+    chain = [-1] * (2 * count)
+    # (time, 1 for a start or 0 for an end, the pass, the pace for which this end was computed)
     events = [(0, 1, i, 0) for i in range(count) if waiting[i] == 0]
     while len(events) > 0:
         now, begins, i, hoped = heappop(events)
@@ -306,7 +307,7 @@ def paced(p: Any, duration: Any) -> Any:
 
 
 def critical_path(timeline: Timeline, precedence: Precedence) -> tuple[str, ...]:
-    """The chain of passes, first to last, that sets the makespan: each starts as soon as the one before allows."""
+    """The chain of passes, first to last, that sets the makespan: each starts when the one before it allows."""
     start, end = timeline.start, timeline.end
     tight = np.flatnonzero(end[precedence.before] + precedence.lag == start[precedence.after])
     source = {int(precedence.after[e]): int(precedence.before[e]) for e in tight}

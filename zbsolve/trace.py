@@ -1,4 +1,4 @@
-"""A trace: what really ran. One measured `Timeline` a training step, with facts about the run."""
+"""A trace: a measured `Timeline` of each training step of a run, with facts about the run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .timeline import Floats, Timeline
 from .util.errors import BadInput, prefixed
 from .util.files import checked, read_one_of, write_document
 
-SLACK = ":slack"  # at the end of the fact `split` of runs whose W's ran while their rank waited (see `exec.slack`)
-REPLAYED = 12  # steps that `replay_error` replays, up to twice as many
-BY_STEP = ("steps", "ready", "losses", "peaks", "host", "sent")  # fields of a trace with one of each step, or ()
+SLACK = ":slack"  # ends the fact `split` of runs that moved passes W into idle time (see `exec.slack`)
+REPLAYED = 12  # `replay_error` replays about so many steps
+BY_STEP = ("steps", "ready", "losses", "peaks", "host", "sent")  # fields with one entry a step, or ()
 
 
 class Switch(msgspec.Struct, frozen=True):
-    """From the step numbered `step` on (0 is the first) a run's passes had another order, with its syncs."""
+    """From step `step` on (0 is the first) the run used another order, with its syncs."""
 
     step: int
     order: dict[str, tuple[str, ...]]
@@ -38,17 +38,16 @@ class Trace:
     """Measured steps of one schedule. Columns have shape (passes,), in the problem's table order; times are µs.
 
     problem, schedule, syncs: what ran.
-    switches: orders that ran in place of `schedule` later, in turn.
-    steps: a Timeline a step, since the step's common start.
-    ready: per step, when each pass had all its inputs on its rank. start − ready is launch and queueing; for waiting see
-        `waits`.
-    losses: a step's mean loss.
-    peaks: per step, the most activation bytes that each rank held.
+    switches: orders that replaced `schedule` later, in the order of their steps.
+    steps: a Timeline for each step; times count from the step's common start.
+    ready: for each step, when each pass had all its inputs on its rank; start − ready is launch and queueing.
+    losses: the mean loss of each step.
+    peaks: for each step, the most activation bytes that each rank held.
     facts: JSON values about the run (backend, ranks, threads, host, torch version, emulation, gradient check).
-    host: per step, µs that the interpreter itself took before each pass: from the end of the one before, less waiting for
-        its message; () where nobody measured it.
-    held: bytes that the pass's rank held after it, in one more step; None where nobody counted.
-    sent: per step, µs at the end of each pass in which it sent what holds its sender up; (): as the problem has it.
+    host: for each step, µs that the interpreter took before each pass: from the end of the pass before, less the wait for a
+        message; (): not measured.
+    held: bytes that the pass's rank held after it, counted in one further step; None: not counted.
+    sent: for each step, µs at the end of each pass in which a send blocked its rank; (): as the problem says.
     """
 
     problem: Problem
@@ -66,7 +65,7 @@ class Trace:
 
     @property
     def median_step(self) -> int:
-        """The step whose value (the problem's objective) is the median, the lower of two: a real one, no mixture."""
+        """The step whose value (the problem's objective) is the median; of two middle steps the shorter one."""
         ranked = sorted(range(len(self.steps)), key=lambda i: self.steps[i].value)
         return ranked[(len(ranked) - 1) // 2]
 
@@ -75,13 +74,13 @@ class Trace:
         return replace(self.steps[self.median_step], held=self.held)
 
     def planned(self, step: int = 0) -> Schedule:
-        """The schedule that a step ran, without its certificate."""
+        """The schedule that a step used, without a certificate."""
         first = Switch(0, self.schedule, self.syncs)
         ran = next((switch for switch in reversed(self.switches) if switch.step <= step), first)
         return Schedule(self.problem, ran.order, ran.syncs)
 
     def by_order(self) -> tuple[Trace, ...]:
-        """Its steps of each order that ran, in turn."""
+        """A trace for each order that was used, with its steps."""
         runs = []
         for a, b in pairwise([0, *(switch.step for switch in self.switches), len(self.steps)]):
             ran, columns = self.planned(a), {name: getattr(self, name)[a:b] for name in BY_STEP}
@@ -89,8 +88,8 @@ class Trace:
         return tuple(runs)
 
     def of_problem(self, problem: Problem, where: str = "trace") -> Trace:
-        """The same run on a problem with the same passes on the same ranks, and with other times: what a schedule was made
-        for. Raises BadInput naming the first pass that is not in both, or elsewhere."""
+        """The same run, with a problem that has the same passes on the same ranks but other times. Raises BadInput naming
+        the first pass that only one of both problems has, or that is on another rank."""
         own, other = set(self.problem.names), set(problem.names)
         if own != other:
             extra = min(own ^ other)
@@ -107,24 +106,24 @@ class Trace:
         return replace(self, problem=problem, steps=steps, ready=ready, host=host, held=held, sent=sent)
 
     def alone(self, step: int) -> Floats:
-        """µs that each pass took in a step, shape (passes,): what others beside it slowed it by is taken away."""
+        """µs that each pass took in a step, shape (passes,), without the slowdown by passes beside it."""
         timeline = replace(self.steps[step], problem=self.problem)
         return timeline.alone() if self.slowdowns else np.asarray(timeline.end - timeline.start, np.float64)
 
     @property
     def slowdowns(self) -> tuple[Slowdown, ...]:
-        """The problem's, where passes were real: emulated ones take their times whatever is beside them."""
+        """The problem's slowdowns; none if the run was emulated, since emulated passes do not slow each other."""
         return () if "emulated" in self.facts else self.problem.slowdowns
 
     def computed(self) -> Floats:
-        """`alone` in each step, but for what each pass sent, shape (steps, passes)."""
+        """µs that each pass computed in each step: `alone` less the time of its sends, shape (steps, passes)."""
         alone = np.stack([self.alone(step) for step in range(len(self.steps))])
         return np.asarray(np.maximum(0.0, alone - (np.stack(self.sent) if self.sent else self.problem.sending)))
 
     def replayed(self, step: int, took: Floats | None = None) -> Timeline:
-        """The order that ran, every pass as early as it can and with as much to do as in this step (or `took`, as `alone`
-        has it; whole µs), messages as the problem has them: what the measured step has beyond it are launches and messages
-        that took longer. A pass that was shorter than what the problem has it send sends for all of its time."""
+        """The step simulated again: the order that ran, each pass as early as possible, with its measured time (or `took`,
+        as `alone` returns it) in whole µs, and messages as in the problem. The measured step is longer than this by launches
+        and by slower messages. A pass that was shorter than its sends in the problem sends for all of its time."""
         problem, edges = self.problem, self.problem.edges
         whole = np.rint(np.maximum(self.alone(step) if took is None else took, 0)).astype(np.int64)
         part = np.minimum(1.0, whole / np.maximum(problem.sending, 1))
@@ -134,22 +133,22 @@ class Trace:
         return Schedule(own, self.ran(step), self.planned(step).syncs).timeline()
 
     def ran(self, step: int) -> dict[str, tuple[str, ...]]:
-        """The order in which passes really ran in a step: the schedule's, but for W's that ran while their rank waited."""
+        """The order in which passes ran in a step: the schedule's, unless W moved into idle time."""
         start, index, order = self.steps[step].start, self.problem.index, dict(self.planned(step).order)
         if not str(self.facts.get("split", "")).endswith(SLACK):
             return order
         return {stream: tuple(sorted(names, key=lambda name: start[index[name]])) for stream, names in order.items()}
 
     def replay_error(self) -> float:
-        """How much longer (or, below 0, shorter) than measured steps are when replayed, the mean as a share of them; of some
-        twelve steps where there are more."""
+        """The mean relative difference of replayed to measured steps; above 0: replayed ones are longer. Of many steps it
+        takes about twelve."""
         some = range(0, len(self.steps), 1 + len(self.steps) // REPLAYED)
         errors = [self.replayed(i).value / self.steps[i].value - 1 for i in some if self.steps[i].value]
         return float(np.mean(errors)) if errors else 0.0
 
     def waits(self, step: int) -> Floats:
-        """µs that each pass's stream stood idle before it because its inputs were not there: the shortest over its
-        streams; for a stream's first pass, since the step began; 0 where nobody knows when its inputs were there."""
+        """µs that the stream of each pass stood idle before it because inputs were missing; of several streams the least.
+        For a stream's first pass it counts from the begin of the step. 0 if it is not known when the inputs were there."""
         timeline, ready = self.steps[step], np.nan_to_num(self.ready[step], nan=-1.0)
         waited = np.full(len(self.problem.passes), np.inf)
         for names in self.ran(step).values():
@@ -164,7 +163,7 @@ class Trace:
         write_document(path, "trace", self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Fields by pass name, and the derived `wait` for readers."""
+        """Columns by pass name, and `wait` for readers."""
         names = self.problem.names
 
         def named(column: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -227,7 +226,7 @@ class Trace:
 
 
 class TraceForm(msgspec.Struct):
-    """A trace in a file: columns are objects, pass name → number (a step: → start and end)."""
+    """A trace in a file. Columns are objects: pass name → number; in `steps` pass name → [start, end]."""
 
     problem: ProblemForm
     facts: dict[str, Any]

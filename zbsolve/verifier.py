@@ -1,9 +1,9 @@
-"""`verify`: does a schedule hold? Written apart from every solver and from `timeline`, to be believed."""
+"""`verify`: whether a schedule is valid. It shares no code with the solvers or `timeline`, so it checks those too."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,11 +19,11 @@ from .util.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What does not hold.
+    """One rule that a schedule breaks.
 
     rule: unknown, missing, doubled, misplaced, deadlock, dependency, overlap, memory, certificate or digest.
-    passes: names of those concerned.
-    text: one line.
+    passes: names of the passes concerned.
+    text: one line for people.
     """
 
     rule: str
@@ -35,13 +35,13 @@ class Violation:
 
 
 Times = Mapping[str, tuple[float, float]]
-PARTS = 1_000_000  # of a µs of work; a pass that is slowed does a whole number of them in a µs
+PARTS = 1_000_000  # work is counted in millionths of a µs, so that slowed passes do a whole number of them in each µs
 ANY_AMOUNT = 2**62  # bytes: more than all passes of a problem take
-Numbers = NDArray[Any]  # µs: whole where they were found here, else as a timeline has them
+Numbers = NDArray[Any]  # µs: whole if computed here, else as in the given timeline
 
 
 class _Arcs(NamedTuple):
-    """What must end, and how many µs before, so that what may start: columns of one row an arc."""
+    """Pass `after` may start `lag` µs after pass `before` ends; shape (arcs,) each."""
 
     before: Ints
     after: Ints
@@ -49,16 +49,16 @@ class _Arcs(NamedTuple):
 
 
 def verify(problem: Problem, schedule: Schedule, timeline: Times | None = None) -> tuple[Violation, ...]:
-    """Everything that does not hold of a schedule, or ().
+    """All violations of a schedule; () if it is valid.
 
     problem: the step.
     schedule: its order, syncs and certificate.
-    timeline: a solver's or a measured one, of which dependencies, order and overlaps are checked too; None: every pass runs
-        as early as the order allows, µs.
+    timeline: start and end of each pass, µs, from a solver or a measurement; its dependencies and overlaps are checked
+        then. None: every pass runs as early as the order allows.
 
-    Checks that every stream runs exactly its passes; that order, edges and syncs have no cycle, also where all parts of a
-    collective begin together; that no rank and no pool ever holds more than its capacity; and that the certificate states
-    the value found here.
+    Checks that every stream runs exactly its passes; that order, edges and syncs form no cycle, even if all parts of a
+    collective must begin together; that no rank and no pool ever holds more than its capacity; and that the certificate
+    states the value that is found here.
     """
     if schedule.problem is not problem and schedule.problem.digest != problem.digest:
         text = f"the schedule was made for problem {schedule.problem.digest}, not for {problem.digest}"
@@ -96,37 +96,32 @@ def _complete_rows(problem: Problem, schedule: Schedule) -> dict[str, Ints] | No
 
 
 def _placement(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
-    """Where a stream does not list each of its passes once and no other, by name."""
+    """Streams that do not list each of their passes exactly once."""
     names, passes = problem.names, problem.passes
-    expected: dict[str, list[str]] = {}
-    for i, streams in enumerate(passes.streams.tolist()):
-        for stream in passes.stream_sets[streams]:
-            expected.setdefault(stream, []).append(names[i])
+    expected = {stream: [names[i] for i in rows.tolist()] for stream, rows in problem.members.items()}
     for stream in sorted(set(schedule.order) - set(expected)):
         if schedule.order[stream]:
             first = schedule.order[stream][0]
             yield Violation("unknown", (first,), f"stream {stream} is not in the problem, but lists {first}")
-    index = problem.index
     for stream, wanted in expected.items():
         listed = schedule.order.get(stream, ())
         if len(listed) == len(wanted) and set(listed) == set(wanted):
             continue
-        for name, times in Counter(listed).items():
-            if name not in index:
+        number = Counter(listed)
+        for name, times in number.items():
+            if name not in problem.index:
                 yield Violation("unknown", (name,), f"{stream} lists {name}, which is not in the problem")
-            elif stream not in passes.stream_sets[passes.streams[index[name]]]:
-                home = ", ".join(passes.stream_sets[passes.streams[index[name]]])
+            elif stream not in passes.stream_sets[passes.streams[problem.index[name]]]:
+                home = ", ".join(passes.stream_sets[passes.streams[problem.index[name]]])
                 yield Violation("misplaced", (name,), f"{stream} lists {name}, which belongs to {home}")
             elif times > 1:
                 yield Violation("doubled", (name,), f"{stream} lists {name} {times} times")
-        listed_once = set(listed)
-        for name in wanted:
-            if name not in listed_once:
-                yield Violation("missing", (name,), f"{stream} does not list {name}")
+        for name in (name for name in wanted if name not in number):
+            yield Violation("missing", (name,), f"{stream} does not list {name}")
 
 
 def _unknown_syncs(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
-    """Syncs between passes that are not there."""
+    """Syncs that name a pass which the problem does not have."""
     for before, after in schedule.syncs:
         for name in (before, after):
             if name not in problem.index:
@@ -134,7 +129,7 @@ def _unknown_syncs(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
 
 
 def _arcs(problem: Problem, schedule: Schedule, rows: dict[str, Ints]) -> _Arcs:
-    """Edges, each stream's passes one after the other, and syncs."""
+    """All arcs: edges, neighbours in each stream's order, and syncs."""
     edges, index = problem.edges, problem.index if schedule.syncs else {}
     syncs = np.array([[index[a], index[b]] for a, b in schedule.syncs], np.int64).reshape(-1, 2)
     listed = [rows[stream] for stream in schedule.order if stream in rows]
@@ -144,7 +139,7 @@ def _arcs(problem: Problem, schedule: Schedule, rows: dict[str, Ints]) -> _Arcs:
 
 
 def _earliest(problem: Problem, arcs: _Arcs) -> tuple[Numbers, Ints, tuple[str, ...]]:
-    """Earliest starts and the passes' turns in an order that respects all arcs; or a cycle of names."""
+    """Earliest starts, each pass's place in a topological order, and (); or a cycle of names in place of ()."""
     count = len(problem.passes)
     by_source = np.argsort(arcs.before, kind="stable")
     before, after, lag = (column[by_source] for column in arcs)
@@ -167,13 +162,13 @@ def _earliest(problem: Problem, arcs: _Arcs) -> tuple[Numbers, Ints, tuple[str, 
 
 
 def _apart(problem: Problem, arcs: _Arcs) -> Iterator[Violation]:
-    """Collectives that ranks come to in orders that differ, or that keep each other waiting where all their parts begin
-    together."""
+    """A cycle if all parts of each collective begin together: ranks run collectives in different orders, or collectives
+    wait for each other."""
     rows, place = np.flatnonzero(problem.collective >= 0), np.arange(len(problem.passes))
     if not len(rows):
         return
     _, first, number = np.unique(problem.collective[rows], return_index=True, return_inverse=True)
-    place[rows] = rows[first][number]  # a part stands for all
+    place[rows] = rows[first][number]  # the first part of a collective stands for all
     before, after = place[arcs.before], place[arcs.after]
     other = np.flatnonzero(before != after)
     cycle = _earliest(problem, _Arcs(before[other], after[other], arcs.lag[other]))[2]
@@ -183,10 +178,10 @@ def _apart(problem: Problem, arcs: _Arcs) -> Iterator[Violation]:
 
 
 def _settle(first, after, lag, duration, waiting, start, ready):  # type: ignore[no-untyped-def]
-    """Settle one pass after the other whose inputs are all settled; pass i's arcs are first[i] … first[i + 1] − 1.
+    """Settle passes one by one, each when all its inputs are settled. The arcs from pass i are first[i] … first[i + 1] − 1.
 
     waiting: how many inputs of each pass are not settled. start: its earliest start, µs. ready: passes in the order in which
-    they were settled. Returns how many were, and these three.
+    they were settled. Fills in these three; returns how many passes were settled, and the three.
     """
     known, at = 0, 0
     for i in range(len(waiting)):
@@ -208,7 +203,7 @@ def _settle(first, after, lag, duration, waiting, start, ready):  # type: ignore
 
 
 def _beside(problem: Problem, arcs: _Arcs) -> tuple[Numbers, Numbers, Ints]:
-    """Starts, ends and turns where passes slow each other: from moment to moment, whatever runs gets on by its pace."""
+    """Starts, ends and turns where passes slow each other: between two events each running pass has a constant pace."""
     p, slower, now = problem.passes, {(slowdown.kind, slowdown.beside): slowdown.factor for slowdown in problem.slowdowns}, 0
     waits, soonest = np.bincount(arcs.after, minlength=len(p)), np.zeros(len(p), np.int64)
     start, end, turn = np.full(len(p), -1), np.full(len(p), -1), np.zeros(len(p), np.int64)
@@ -244,40 +239,48 @@ def _beside(problem: Problem, arcs: _Arcs) -> tuple[Numbers, Numbers, Ints]:
 
 
 def _memory(problem: Problem, start: Numbers, end: Numbers, turn: Ints) -> Iterator[Violation]:
-    """The devices of all ranks, then every further pool that has a limit."""
+    """Ranks' devices, then further pools, that hold more than their capacity."""
     edges, rank = problem.edges, problem.passes.rank
     if problem.capacity is not None:
         rows = np.flatnonzero(edges.pool == 0)
-        names = [f"rank {r}" for r in range(len(problem.capacity))]
-        homes = _Homes(rows, rank[edges.before[rows]], rank[edges.after[rows]], names, problem.capacity)
-        yield from _sweep(problem, homes, (start, end, turn))
+        yield from _by_numbers(problem, rows, turn)
+        rooms = {f"rank {r}": room for r, room in enumerate(problem.capacity)}
+        yield from _sweep(problem, rows, rank, rooms, (start, end, turn))
     for number, pool in enumerate(problem.pools, 1):
         if pool.capacity is not None:
-            rows = np.flatnonzero(edges.pool == number)
-            here = np.zeros(len(rows), np.int64)
-            yield from _sweep(problem, _Homes(rows, here, here, [pool.name], [pool.capacity]), (start, end, turn))
+            rows, here = np.flatnonzero(edges.pool == number), np.zeros(len(rank), np.int64)
+            yield from _sweep(problem, rows, here, {pool.name: pool.capacity}, (start, end, turn))
 
 
-class _Homes(NamedTuple):
-    """Rows of edges with bytes; where each takes and frees them, as an index into names and capacities."""
+def _by_numbers(problem: Problem, rows: Ints, turn: Ints) -> Iterator[Violation]:
+    """Edges that hold bytes for several microbatches begin or end at the first or last of them by number, for example from a
+    gather to the last W. Report where the order has another of these first or last: then more is held than edges say."""
+    names, edges, own = problem.names, problem.edges, np.where(problem.in_microbatch, problem.passes.microbatch, -1)
+    astray = [lane for lane in problem.lanes if (np.diff(turn[lane]) < 0).any()]
+    apart = rows[(edges.bytes[rows] > 0) & (own[edges.before[rows]] != own[edges.after[rows]])] if astray else rows[:0]
+    for a, b in zip(edges.before[apart].tolist(), edges.after[apart].tolist(), strict=True):
+        for inner, outer, late in ((a, b, -1), (b, a, 1)):
+            beside = np.concatenate([edges.after[edges.before == outer], edges.before[edges.after == outer], [inner]])
+            whose = own[[inner, outer]] if own[outer] >= 0 else own[beside][own[beside] >= 0]
+            for lane in (lane for lane in astray if own[inner] >= 0 and inner in lane):
+                mates = lane[(own[lane] >= whose.min()) & (own[lane] <= whose.max())]
+                far = int(mates[(late * turn[mates]).argmax()])
+                if far != inner:
+                    text = f"{names[far]} runs {'after' if late > 0 else 'before'} {names[inner]}, where memory is counted"
+                    yield Violation("memory", (names[far], names[inner]), text)
 
-    rows: Ints
-    taking: Ints
-    freeing: Ints
-    names: Sequence[str]
-    capacities: Sequence[int]
 
-
-def _sweep(problem: Problem, homes: _Homes, times: tuple[Numbers, Numbers, Ints]) -> Iterator[Violation]:
-    """A sweep over starts and ends of every home: at one time, frees of passes that began earlier come first, then each
-    pass in its turn (one without length starts and ends there)."""
+def _sweep(
+    problem: Problem, rows: Ints, home_of: Ints, rooms: Mapping[str, int], times: tuple[Numbers, Numbers, Ints]
+) -> Iterator[Violation]:
+    """Sweep over the starts and ends of passes in every memory. At equal times, frees of passes that began earlier come
+    first, then passes by turn, where one of duration 0 takes and frees. rows: edges with bytes. home_of: pass → its memory,
+    an index into `rooms`."""
     start, end, turn = times
     taken, freed = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
-    home_of = np.zeros(len(start), np.int64)
-    before, after, size = (column[homes.rows] for column in (problem.edges.before, problem.edges.after, problem.edges.bytes))
+    before, after, size = (column[rows] for column in (problem.edges.before, problem.edges.after, problem.edges.bytes))
     np.add.at(taken, before, size)
     np.add.at(freed, after, size)
-    home_of[before], home_of[after] = homes.taking, homes.freeing
     takes, frees = np.flatnonzero(taken), np.flatnonzero(freed)
     which = np.concatenate([takes, frees])
     time = np.concatenate([start[takes], end[frees]])
@@ -286,18 +289,18 @@ def _sweep(problem: Problem, homes: _Homes, times: tuple[Numbers, Numbers, Ints]
     events = np.lexsort((place, time, home_of[which]))
     which, time, home, change = which[events], time[events], home_of[which[events]], change[events]
     total = np.concatenate([[0], np.cumsum(change)])
-    held = total[1:] - total[np.searchsorted(home, home)]  # less what all homes before took
-    room = np.array([min(limit, ANY_AMOUNT) for limit in homes.capacities], np.int64)
+    held = total[1:] - total[np.searchsorted(home, home)]  # events are sorted by memory: subtract the total before each one
+    room = np.array([min(limit, ANY_AMOUNT) for limit in rooms.values()], np.int64)
     over = np.flatnonzero(held > room[home])
     for where in over[np.unique(home[over], return_index=True)[1]].tolist():
-        name, limit = problem.names[which[where]], homes.capacities[home[where]]
+        name, (place, limit) = problem.names[which[where]], [*rooms.items()][home[where]]
         moment = f"when {name} starts at {time[where]:g} µs"
-        text = f"{homes.names[home[where]]} holds {held[where]} bytes {moment}; its capacity is {limit}"
+        text = f"{place} holds {held[where]} bytes {moment}; its capacity is {limit}"
         yield Violation("memory", (name,), text)
 
 
 def _certificate(problem: Problem, schedule: Schedule, start: Numbers, end: Numbers) -> Iterator[Violation]:
-    """The certificate is this problem's, states the value that the order has, and no bound above it."""
+    """What is wrong with the certificate: another problem or objective, a wrong value, or a bound above the value."""
     certificate = schedule.certificate
     if certificate is None:
         return

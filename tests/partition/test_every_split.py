@@ -304,6 +304,7 @@ def test_splits_that_rise() -> None:
     assert rising("loop", 8) == [(1, 2, 3, 8, 15, 14, 13, 8), *[(1, 1, 2, 8, 15, 15, 14, 8)] * 2]
     assert rising("loop4", 16)[0] == (1, 2, 3, 8, 8, 8, 8, 8, 11, 11, 10, 8, 12, 11, 11, 8)
     assert rising("vee", 8)[0] == (1, 2, 3, 8, 8, 13, 14, 15)
+    assert rising("0,0,1,2,3", 5)[0] == (1, 15, 8, 8, 8)  # a rank's only stage keeps its share
     assert rising("single", 4) == []
 
 
@@ -323,3 +324,13 @@ def test_bytes_that_go_before_the_backward_make_another_step() -> None:
     early = replace(own, edges=Problem.of(tuple(own.passes), [*plain, *held]).edges)
     assert (early.taken == own.taken).all()
     assert not splits.covers(early)
+
+
+def test_passes_on_streams_of_their_own_make_another_step() -> None:
+    """Where forwards run beside backwards a rank is not one machine."""
+    splits = Splits.of(Step(2, 3, "single", (2, 2), fused=True).costs(equal_layers(4)))
+    assert splits is not None
+    own = splits.problem((2, 2))
+    assert splits.covers(own)
+    rows = [replace(one, streams=(f"comm:{one.rank}",)) if one.kind == "F" else one for one in own.passes]
+    assert not splits.covers(replace(own, passes=Problem.of(rows, []).passes))

@@ -18,7 +18,7 @@ from zbsolve.exec import Pipeline, Watch
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.loop import watching
 from zbsolve.exec.run.job import Options, run_rank
-from zbsolve.show.comparison import compare, told_switches
+from zbsolve.show.comparison import compare, switch_lines
 from zbsolve.util.errors import RunFailed
 
 from .exec_jobs import toy
@@ -126,7 +126,7 @@ def whole_job(rank: int, argument: None) -> dict[str, Any] | None:
     if not isinstance(trace, Trace):
         return None
     makespans = [step.makespan for step in trace.steps]
-    found = {"before": makespans[:6], "later": makespans[6:], "looks": trace.facts["looks"], "told": told_switches(trace)}
+    found = {"before": makespans[:6], "later": makespans[6:], "looks": trace.facts["looks"], "told": switch_lines(trace)}
     kept = Trace.from_json(json.loads(json.dumps(trace.to_json()))).planned(6).order == trace.ran(7)
     return found | {"said": compare(given, trace).later, "file": kept}
 

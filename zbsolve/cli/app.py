@@ -1,7 +1,7 @@
-"""The command line: a module a command, with its `options` and the `command` itself; only the wanted one is loaded.
+"""The command line. Each command is a module: `options` declares its options, `command` runs it. Only one is loaded.
 
-Every command reads files, calls one function and prints. What takes long to import stays inside functions. Commands and
-options that went say what to write now."""
+Every command reads files, calls one function and prints. Slow imports are inside functions. For removed commands and options
+an error says what to write now."""
 
 from __future__ import annotations
 
@@ -37,14 +37,11 @@ WORDS += "--blocking --rank-factors --model"
 # Command, options, what to write now.
 OPTIONS = (
     ("show compare", "--size --title --palette --time-range", ONE_LOOK),
-    ("show", "--width", "say COLUMNS=90 before zbsolve"),
-    ("show", "--html", "-o x.html draws the space of a plan"),
     ("compare", f"{STEP} --seconds --effort --seed", "say it to solve: --method 1f1b,auto races schedules of one step"),
     ("compare", "--with-memory", "show --with-memory draws what ranks hold"),
     ("solve", "--solver", "--method milp:highs says it"),
     ("bench", STEP, "say it behind the file: profile.json@ranks=4,microbatches=8,placement=vee"),
     ("explore", STEP, "say it in --state 'ranks=4&microbatches=8&placement=vee', or on the page"),
-    ("explore", "--open", "open the address that it prints"),
     ("import", "--objective --recompute --blocking", "in Python import_schedule takes it"),
     ("numbers", WORDS, "write it as a word without --, such as bandwidth=50GB/s"),
     ("numbers", "--stages", "name the file alone: zbsolve numbers stages.csv --ranks 4 …"),
@@ -64,39 +61,34 @@ OPTIONS = (
 
 
 def what_instead(command: str, words: Sequence[str]) -> str:
-    """What to write in place of a command, or of the first of its options, that went; "" where none did."""
+    """What to write in place of a removed command, or of the first removed option; "" if there is none."""
     if command in REMOVED:
         return f"went: {REMOVED[command]}"
-    names = [word.partition("=")[0] for word in words]
-    return next(
-        (
-            f"{word} went: {instead}"
-            for commands, options, instead in OPTIONS
-            for word in names
-            if command in commands.split() and word in options.split()
-        ),
-        "",
-    )
+    for name in (word.partition("=")[0] for word in words):
+        for commands, options, instead in OPTIONS:
+            if command in commands.split() and name in options.split():
+                return f"{name} went: {instead}"
+    return ""
 
 
 Command = Callable[[argparse.Namespace], int]
 
 
 def entry_point() -> NoReturn:
-    """Run the command of this process and end it. A rank that torchrun started ends at once: at a usual exit gloo's threads
-    may find the other ranks gone, and abort a process that has done its work."""
+    """Run the command of this process and exit. Ranks of torchrun skip Python's cleanup: during it, gloo's threads may
+    notice that other ranks have exited, and abort a process that has finished its work."""
     code = main()
     if not under_torchrun():
         sys.exit(code)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # the reader has closed the pipe
             stream.flush()
     os._exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Exit 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input, 128 + n
-    ended by signal n."""
+    """Run one command and return its exit code: 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input,
+    128 + n ended by signal n."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     debug, words = DEBUG in words, [word for word in words if word != DEBUG]
     wanted = next((word for word in words if not word.startswith("-")), "")
@@ -138,17 +130,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(root: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """What was given; words of a command that takes any number of them may stand between its options."""
+    """The parsed options. Positional arguments may be between options, if the command takes any number of them."""
     options, more = root.parse_known_args(words)
     if more and ("words" not in options or any(word.startswith("-") for word in more)):
-        root.error(f"unrecognized arguments: {' '.join(more)}")
+        _Parser(prog=f"zbsolve {options.name}").error(f"unrecognized: {' '.join(more)}")
     if more:
         options.words += more
     return options
 
 
 def _kept_elsewhere(error: ZbsolveError) -> str:
-    """Where what could not be written lies now: a result may have taken hours."""
+    """Save a result that could not be written, as it may have taken hours, and say where; "" for other errors."""
     from ..util.files import CannotWrite, write_elsewhere
 
     if not isinstance(error, CannotWrite):
@@ -158,7 +150,7 @@ def _kept_elsewhere(error: ZbsolveError) -> str:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    """Refuse what cannot be written before the work begins."""
+    """Raise BadInput for outputs that cannot be written, before the work begins."""
     from ..util.files import check_writable
 
     outputs = outputs_of(options)
@@ -171,8 +163,15 @@ def _check_outputs(options: argparse.Namespace) -> None:
         raise BadInput("--json and -o - both want standard output: choose one")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports an error in one line, without the usage of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 class Help(argparse.HelpFormatter):
-    """Says each option's default where it has one."""
+    """Shows the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         plain = action.default is None or action.default is False or action.default in ("", [], argparse.SUPPRESS)
@@ -180,8 +179,8 @@ class Help(argparse.HelpFormatter):
 
 
 def parser(wanted: str | None = None) -> argparse.ArgumentParser:
-    """The command line: every command, each with its options; or only one's options, which is quicker."""
-    root = argparse.ArgumentParser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
+    """The parser of all commands with their options. wanted: add only this command's options, which is faster."""
+    root = _Parser(prog="zbsolve", description="Pipeline-parallel training schedules: found, proven, run.")
     root.add_argument("--version", action="version", version=f"zbsolve {__version__}")
     root.add_argument(DEBUG, action="store_true", help="show the traceback of an error; anywhere on the line")
     commands = root.add_subparsers(dest="name", metavar="COMMAND", required=True)
@@ -194,11 +193,11 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
     return root
 
 
-# Commands that run a model. In the others numpy multiplies no matrices, and starting the threads for that would take half of
-# the CPU time of a short command.
+# Commands that run a model. The others multiply no matrices with numpy, so they do not start OpenBLAS's threads: that would
+# take half of the CPU time of a short command.
 MODELS = ("profile", "run")
 DEBUG = "--debug"
-DRAWN = {"show": PICTURES, "compare": PICTURES, "solve": PICTURES, "plan": (".html",)}  # pictures that commands write
+DRAWN = {"show": PICTURES, "compare": PICTURES, "solve": PICTURES, "plan": (".html",)}  # pictures of each command
 COMMANDS = {
     "profile": "measure a model: F, B, W, memory, links",
     "numbers": "a profile from numbers that you give, in place of a measurement",

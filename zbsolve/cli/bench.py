@@ -1,4 +1,4 @@
-"""`zbsolve bench`: solve a suite or problems of one's own, or hold one report against another."""
+"""`zbsolve bench`: solve a suite of problems or your own ones, or compare two reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Solve a suite and write every sample; with a base, print what changed and exit 1 where something is worse."""
+    """Solve a suite and write all samples; with --against, print what changed and return 1 if something got worse."""
     from ..bench.runs import Report, report_as_text
 
     base = None if options.against is None else Report.load(options.against)
@@ -55,7 +55,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _with_step(what: str) -> tuple[str, dict[str, Any]]:
-    """A file or folder, and the step that is said behind its `@`. Raises BadInput."""
+    """A file or folder, and the step given after `@`, such as `profile.json@ranks=4,microbatches=8`. Raises BadInput."""
     path, _, step = what.partition("@")
     if not step or Path(what).exists():
         return what, {}
@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> Report:
     from ..bench.runs import Result, Settings, run_suite
     from ..bench.suites import problems_of
 
-    options.on = options.on or "1"  # searches beside each other take longer: nobody gets that who did not ask
+    options.on = options.on or "1"  # parallel searches are slower, so they need to be asked for
     settings = Settings(**search_limits(options), repeats=options.repeats, method=options.method)
     problems = problems_of(dict(map(_with_step, options.what)))
     name = " ".join(Path(path).name for path in options.what)

@@ -1,4 +1,4 @@
-"""`zbsolve check`: verify a schedule from its file alone; its steady state; is it still good by a new profile."""
+"""`zbsolve check`: verify a schedule from its file; find its steady state; or check if it is still good on a profile."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ..planner.plan_file import CheckedPlan
 
 HOLDS = "each runs once, after all that it waits for, within the memory of its rank"
-MIN_SECONDS = 0.1  # for a new bound, where proving the stated one again took all of the time
+MIN_SECONDS = 0.1  # for a new bound, if proving the file's bound again took all of the time
 
-USUAL_SHARE = "1%"  # that the order may take longer than the best that is found
+USUAL_SHARE = "1%"  # default of --within: how much longer than the best found order is still good
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Verify, and with --bound prove the certificate's bound again, or a bound where none is stated or -o is given."""
+    """Verify a schedule. With --bound also prove the certificate's bound again, and a new one if there is none or for -o."""
     from ..search.certify import proven_again
 
     if options.output and not (options.bound or options.period):
@@ -73,11 +73,9 @@ def command(options: argparse.Namespace) -> int:
         return check_again(options)
     if options.within is not None or options.replicas is not None:
         raise BadInput("--within and --replicas go with --profile")
-    kind = document_kind(options.schedule)
-    if kind == "plan":
-        return _check_plan(options)
-    if kind == "rounds":
-        return check_repeated(options)
+    other = {"plan": _check_plan, "rounds": check_repeated}.get(document_kind(options.schedule) or "")
+    if other is not None:
+        return other(options)
     schedule = Schedule.load(options.schedule)
     violations = verify(schedule.problem, schedule)
     proofs, began = [], time.monotonic()
@@ -98,8 +96,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _check_plan(options: argparse.Namespace) -> int:
-    """Whether all that a plan says follows: its space, every layout's bound, its profile, its schedule; and the schedule's
-    own bound where that is possible without a search, or with --bound by one."""
+    """Check a plan's file: its space, the bounds of all layouts, its profile and its schedule; and the schedule's bound, if
+    that needs no search or with --bound."""
     from ..planner.plan_file import check_plan
 
     if options.output:
@@ -112,7 +110,7 @@ def _check_plan(options: argparse.Namespace) -> int:
 
 
 def _plan_lines(name: str, checked_plan: CheckedPlan) -> list[str]:
-    """What does not follow; or what holds, the gap over the space, and what is proven of the schedule alone."""
+    """The errors in a plan; or, if there are none, its gap over the space and what is proven about its schedule."""
     if checked_plan.wrong:
         return [f"{name}: {line}" for line in checked_plan.wrong]
     gap, passes = 1 - checked_plan.bound / checked_plan.step, len(checked_plan.schedule.problem.passes)
@@ -130,13 +128,13 @@ def _plan_lines(name: str, checked_plan: CheckedPlan) -> list[str]:
 
 
 def _proven(certificate: Certificate | None) -> dict[str, Any]:
-    """What a proven certificate says, as fields; null where there is none, since something does not hold."""
+    """Value, bound, gap and status of a certificate; null if there is none, because the check failed."""
     names = ("value", "bound", "gap", "status")
     return {name: None if certificate is None else getattr(certificate, name) for name in names}
 
 
 def _prove(schedule: Schedule, seconds: float) -> Schedule:
-    """The schedule with the highest bound that is proven in so many seconds, or with its own where that is higher."""
+    """The schedule with the highest bound that is proven in `seconds`, or with its own bound if that is higher."""
     from ..search.certify import certified
 
     stated = schedule.certificate
@@ -147,7 +145,7 @@ def _prove(schedule: Schedule, seconds: float) -> Schedule:
 
 
 def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
-    """What holds; then the certificate, with how its bound was proven here, or with what proves it."""
+    """Lines for a schedule that holds: its rules, its certificate, and how the bound was proven or can be."""
     lines = [f"{name}: holds ({len(schedule.problem.passes)} passes): {HOLDS}"]
     if schedule.certificate is None:
         return [*lines, "no certificate is in this file, so nothing is said of how good it is: --bound proves a bound"]
@@ -190,8 +188,8 @@ def _line(what: str, time: float, microbatches: int, work: int) -> str:
 
 @dataclass(frozen=True)
 class StillGood:
-    """An order by a profile's times. wrong: why it does not hold, or "". value: what it takes, µs; before: by its file's
-    times; best: the shortest that was found; bound: what none is below. within: the share that it may be longer."""
+    """An order with a profile's times. wrong: why it is not valid, or "". value: its step time, µs; before: that with its
+    file's times; best: the shortest found; bound: a lower bound on all. within: how much longer than best is still good."""
 
     wrong: str
     value: int
@@ -211,15 +209,15 @@ class StillGood:
         return not self.wrong and self.excess <= self.within
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers; null where the order does not hold."""
+        """All numbers; null if the order is not valid."""
         head = {"good": self.good, "holds": not self.wrong, "why": self.wrong, "within": self.within, "before": self.before}
         numbers = {name: None if self.wrong else getattr(self, name) for name in ("value", "best", "bound", "excess")}
         return head | numbers
 
 
 def check_again(options: argparse.Namespace) -> int:
-    """Time the order of a schedule's file by a profile, and search for a shorter one. 1 where it does not hold any more, or
-    one is shorter by more than `--within`. Raises BadInput."""
+    """Time the order of a schedule's file with a profile, and search for a shorter one. Returns 1 if the order is no longer
+    valid, or if it is longer than the best by more than `--within`. Raises BadInput."""
     within = parse_share(USUAL_SHARE if options.within is None else options.within, "--within")
     schedule, profile = Schedule.load(options.schedule), profile_from(options.profile, "check")
     tell_other_model(schedule, profile, "check")
@@ -240,7 +238,7 @@ def _still_good(schedule: Schedule, profile: Any, within: float, options: argpar
     value, quick = int(timed.timeline().value), certified(timed, GIVEN).certificate
     assert quick is not None
     if value <= (1 + within) * quick.bound:
-        return StillGood("", value, before, value, quick.bound, within)  # no search finds one that is so much shorter
+        return StillGood("", value, before, value, quick.bound, within)  # no order can be shorter by more
     with searching("check") as (search, _):
         best = solve(timed.problem, seconds=options.seconds, hint=timed, prefer=None, progress=lambda s: search.show("", s))
     assert best.certificate is not None

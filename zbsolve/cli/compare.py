@@ -1,4 +1,4 @@
-"""`zbsolve compare`: schedules side by side; a run, measured against predicted and against a baseline; two profiles."""
+"""`zbsolve compare`: several schedules; a measured run with its prediction and with a baseline; or two profiles."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Where a measured step differs from the predicted one; what schedules take and hold; how a profile changed."""
+    """Compare profiles, a run with its schedule, or schedules, by the kinds of the files."""
     kinds = [document_kind(path) for path in options.what]
     if "profile" in kinds:
         return _profiles(options, kinds)
@@ -94,7 +94,7 @@ def _run(what: list[str]) -> tuple[Schedule, Trace] | None:
 
 
 def _side_by_side(options: argparse.Namespace) -> int:
-    """Schedules, each with its certificate; those that cannot be with the reason."""
+    """Compare schedules, each with its certificate; impossible ones are listed with the reason."""
     from ..show.pictures.files import checked_ending
     from ..show.schedule_comparison_text import PICTURES, save_comparison, schedules_as_text
 
@@ -121,8 +121,8 @@ def _side_by_side(options: argparse.Namespace) -> int:
 
 
 def _schedule(path: str, profile: Profile | None) -> Schedule:
-    """The schedule of a file, or that of a run, with a certificate; by the profile's times where one is given. Raises
-    BadInput for what does not hold there."""
+    """The schedule in a file, or the schedule that a run used, with a certificate; with the profile's times if one is given.
+    Raises BadInput if the order is not valid with these."""
     from ..interchange.importing import import_schedule, read_order
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import load_unrolled

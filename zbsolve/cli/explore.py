@@ -1,4 +1,4 @@
-"""`zbsolve explore`: a local page to play with."""
+"""`zbsolve explore`: a local page on which to try steps and schedules."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Write the file; what to know about it goes to standard error, or with --json to standard output."""
+    """Write the engine's file. Notes about it go to standard error, or with --json to standard output."""
     if options.list:
         rows = [engine.words for engine in TARGETS]
         table = aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=range(-1, 5))
@@ -76,8 +76,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _by_rank(options: argparse.Namespace, asked: Options, path: str) -> Export | None:
-    """Write a file of rounds for an engine that takes it a rank at a time, and say what to know about it; None for other
-    files and other engines."""
+    """Export a schedule of repeated rounds rank by rank, without all its passes in memory. None if the file is another kind,
+    or the engine needs all passes at once."""
     from ..interchange.exports import export_long
     from ..interchange.order import Refused
     from ..long_steps.files import KIND, MAX_UNROLLED, load
@@ -90,7 +90,7 @@ def _by_rank(options: argparse.Namespace, asked: Options, path: str) -> Export |
     except Refused:
         if long.passes > MAX_UNROLLED:
             raise
-        return None  # with all its passes another order is sought
+        return None  # `export` gets all passes, and may find an order that the engine accepts
     if long_export is None:
         return None
     if not options.output and options.json:
@@ -100,7 +100,7 @@ def _by_rank(options: argparse.Namespace, asked: Options, path: str) -> Export |
 
 
 def _schedule_and_plan(path: str) -> tuple[Schedule, Choice | None]:
-    """The schedule of a file, and the plan whose it is where the file is one. Raises BadInput."""
+    """The schedule in a file, and the plan if the file holds one. Raises BadInput."""
     from ..long_steps.files import load_unrolled
     from ..planner.plan_file import KIND, read_choice
 

@@ -13,7 +13,7 @@ from .tools import print_json, profile_from
 if TYPE_CHECKING:
     from ..interchange.importing import Imported
 
-STEP = ("partition", "memory", "replicas")  # of a step; the rest follows from the file
+STEP = ("partition", "memory", "replicas")  # options of a step; its other fields follow from the file
 PLACED = {"help": "of node lists that say chunks and no stages: single, loop, loop4, vee (default: as messages say)"}
 
 
@@ -57,7 +57,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _refused(options: argparse.Namespace, imported: Imported) -> int:
-    """Say what does not hold, and how much memory would do. Nothing is written."""
+    """Print the violations, and how much memory the schedule would need. No file is written."""
     if options.json:
         rows = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in imported.violations]
         print_json([{**row, "places": {n: imported.order.places.get(n, []) for n in row["passes"]}} for row in rows])

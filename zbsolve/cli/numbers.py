@@ -1,4 +1,4 @@
-"""`zbsolve numbers`: a profile from numbers that somebody gives."""
+"""`zbsolve numbers`: make a profile from given times and bytes, without a measurement."""
 
 from __future__ import annotations
 

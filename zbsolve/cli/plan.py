@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ..planner.plan_file import Plan
 
 _Fields = dict[str, Any]
-ESTIMATED = (1, 4, 32)  # sequences a microbatch of the estimates that a plan takes
-FURTHER_SHARE = 0.25  # of the plan's time, for each change and each point of a front
+ESTIMATED = (1, 4, 32)  # sequences a microbatch: a model by name is estimated with each of these sizes
+FURTHER_SHARE = 0.25  # of the plan's search time, for each change and each point of a front
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +97,7 @@ def command(options: argparse.Namespace) -> int:
     model, limits = model_of(options.model, partial(_estimated, cluster=cluster)), tools.search_limits(options)
     only = parse_only(options.engine, options.fix)
     base = Case(model, options.devices, options.batch, cluster, memory_of(cluster, options.memory), only)
-    changed_cases(base, options.what_if)  # bad ones are said before the search
+    changed_cases(base, options.what_if)  # reports bad changes before the search
     over = parse_front(options.front) if options.front else None
     with tools.workers_of(options, "plan") as workers, tools.searching("plan", further=compiled) as (_, pressed):
         limits |= {"progress": tools.progress_line(), "stop": pressed, "workers": workers}
@@ -116,7 +116,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _further(plan: Plan, changes: list[str], over: Front | None, limits: dict[str, Any]) -> tuple[Plan, list[str], _Fields]:
-    """The plan, with what was found on the way; what changes bring, and the front, as texts and as fields."""
+    """Plan the changes and the front. Returns the plan (a better one, if found on the way), and both as texts and fields."""
     from ..planner.answers import plan_front, what_if
     from ..show.plan_report import answer_as_json, front_as_text, what_if_as_text
 
@@ -133,7 +133,7 @@ def _further(plan: Plan, changes: list[str], over: Front | None, limits: dict[st
 
 
 def _estimated(spec: str, cluster: Cluster) -> Model:
-    """A model that `profile` knows by this name, by its estimates on the cluster's devices. Raises BadInput."""
+    """A model by a name that `profile` knows, from its estimates on the cluster's devices. Raises BadInput."""
     from ..planner.profiled_model import ProfiledModel
     from ..planner.shape import shape_by_name
 
@@ -144,19 +144,19 @@ def _estimated(spec: str, cluster: Cluster) -> Model:
     from ..models.by_name import NAMES, knows
 
     if not knows(spec):
-        return shape_by_name(spec, NAMES)  # says what is known
+        return shape_by_name(spec, NAMES)  # raises BadInput with the known names
     if cluster.name not in DEVICES:
         raise BadInput(
             f"model '{spec[:60]}': estimates know no cluster '{cluster.name}', but {', '.join(DEVICES)}: profile it"
         )
-    with redirect_stdout(sys.stderr):  # whatever the model prints
+    with redirect_stdout(sys.stderr):  # what the model prints
         profiles = estimates(spec, cluster.name, ESTIMATED, cluster.node)
     return ProfiledModel.of(profiles, [f"model '{spec[:60]}'"] * len(profiles))
 
 
 def _cluster(text: str) -> Cluster:
-    """The cluster that is named or in a file, with constants fitted to a file of rows and links of a profile where these are
-    named too. Raises BadInput."""
+    """The cluster of --cluster: a name or a file, optionally followed by files of measured steps, to which its constants are
+    fitted, and profiles, whose links it gets. Raises BadInput."""
     from ..planner.cluster import cluster_of, with_links_of
     from ..planner.fitting import fit, read_rows
 

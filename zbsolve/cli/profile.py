@@ -23,7 +23,7 @@ from ..util.errors import BadInput, RunFailed
 from ..util.files import check_writable, write_document
 from .tools import need_torch, progress_line, searching, tell, word_and_number
 
-MOST_SLOW, TRAFFIC = 5, "traffic"  # things that are told to be slow; what --beside measures
+MOST_SLOW, TRAFFIC = 5, "traffic"  # lines about slow passes; the word of --beside for message traffic
 if TYPE_CHECKING:
     import torch
 
@@ -103,7 +103,7 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Measure a model and write its profile; or what stands in for one."""
+    """Measure a model and write its profile, or make a profile from a run or from several profiles."""
     several = options.model
     options.model = several[0] if several else None
     if len(several) > 1:
@@ -120,7 +120,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _of_sizes(options: argparse.Namespace, paths: Sequence[str]) -> int:
-    """One profile of several sizes of microbatches."""
+    """Make one profile from profiles of the same model with several sizes of microbatches."""
     for path in paths:
         if not path.endswith((".json", ".json.gz")):
             raise BadInput(f"{path}: one MODEL is measured at a time; several are profile.json … of one model")
@@ -136,7 +136,7 @@ def _of_sizes(options: argparse.Namespace, paths: Sequence[str]) -> int:
 def _measure(options: argparse.Namespace) -> int:
     need_torch()
     check_writable(options.output)
-    with redirect_stdout(sys.stderr):  # whatever the model prints: standard output may be the profile itself
+    with redirect_stdout(sys.stderr):  # what the model prints; standard output may be the profile itself
         if options.estimate:
             from profiler import estimate
 
@@ -165,7 +165,7 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _tensor_ranks(mesh: str) -> int:
-    """Of an estimate's mesh. Raises BadInput for another dimension."""
+    """The tensor-parallel ranks of --mesh, for an estimate. Raises BadInput for other dimensions than tp."""
     from ..exec.mesh import named_sizes
 
     sizes = named_sizes(mesh) if mesh else {}
@@ -175,8 +175,8 @@ def _tensor_ranks(mesh: str) -> int:
 
 
 def _measured(options: argparse.Namespace) -> Profile | None:
-    """Under torchrun rank 0 measures the model and all ranks their links; None on the others. Where memory runs out, what
-    was measured before goes into a file next to the output."""
+    """The measured profile. Under torchrun rank 0 measures the model, and all ranks measure their links; the others return
+    None. If memory runs out, samples measured until then are written to a file next to the output."""
     from profiler import measure
     from profiler.links import survey
     from profiler.measurement import join, take_part
@@ -221,7 +221,7 @@ def _measured(options: argparse.Namespace) -> Profile | None:
 
 
 def _device(options: argparse.Namespace) -> torch.device:
-    """What this process measures on. Raises BadInput."""
+    """The device that this process measures on. Raises BadInput."""
     import torch
 
     rank, ranks = local_place()
@@ -235,7 +235,7 @@ def _device(options: argparse.Namespace) -> torch.device:
 
 
 def from_trace(options: argparse.Namespace) -> int:
-    """Write the profile that a run amounts to, and say what its step could be."""
+    """Make a profile from a run's trace, and print how short its step could be."""
     from ..interchange.traces.reading import read_trace
     from ..search.today import today_of
     from ..show.run_text import run_in_words, stage_times, today_as_text, today_line
@@ -262,7 +262,8 @@ def from_trace(options: argparse.Namespace) -> int:
 
 
 def _ranks_in_words(profile: Profile, told: bool) -> str:
-    """Where the profile is from, and which ranks are slow. told: whether that is known: of a run alone, a stage may be."""
+    """The profile's source, and the slow ranks. told: slow ranks are known; in a run without a base profile, long stages
+    cannot be told from slow ranks."""
     steps = f"{profile.source}: {len(profile.layers)} layers from {profile.facts['steps']} steps"
     if not told:
         return (

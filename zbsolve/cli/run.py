@@ -1,4 +1,4 @@
-"""`zbsolve run`: run a schedule on torch.distributed ranks, as torchrun's or here, and measure it."""
+"""`zbsolve run`: run a schedule on torch.distributed ranks (torchrun's, or local processes), and measure it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
 from .tools import need_torch, tell, word_and_number
 
-NAN = "nan"  # what --watch looks for, where it says no more
+NAN = "nan"  # the default of --watch: check for NaN and inf
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -108,13 +108,13 @@ def _where(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Run a schedule and write what was measured."""
+    """Run a schedule and write its trace."""
     need_torch()
     from ..exec.reports import RunNumbers
     from ..exec.run.job import Options
     from ..exec.run.launch import REPORT_SECONDS, run
     from ..exec.run.torchrun import torchrun_environment
-    from ..show.comparison import told_switches
+    from ..show.comparison import switch_lines
 
     place = torchrun_environment()
     try:
@@ -127,7 +127,7 @@ def command(options: argparse.Namespace) -> int:
         ran = run(options.schedule, options.model, Options(**chosen), local=options.local, one_device=one_device)
     except BadInput:
         if place is not None and place[0] > 0 and not options.local:
-            time.sleep(REPORT_SECONDS)  # all hear of it and rank 0 says it, before torchrun ends it for another's end
+            time.sleep(REPORT_SECONDS)  # rank 0 needs time to print the error: torchrun stops all ranks when one exits
             return 2
         raise
     if ran is None:
@@ -138,13 +138,13 @@ def command(options: argparse.Namespace) -> int:
     body = {name: getattr(numbers, name) for name in ("makespan", "span", "losses", "peaks")} | numbers.facts
     crowded = options.local and not options.one_device and not options.emulate
     saves = [partial(trace.save, options.output)] * bool(options.output)
-    later = told_switches(trace) if isinstance(trace, Trace) else []
+    later = switch_lines(trace) if isinstance(trace, Trace) else []
     tell(options, lambda: body, lambda: [*_lines(predicted, numbers, crowded), *later], *saves)
     return 1 if check is not None and not check["passed"] else 0
 
 
 def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
-    """What is said of a run. crowded: whether ranks may take turns on cores."""
+    """The lines of a run's report. crowded: ranks may have to share cores."""
     from ..models.presets import STAND_IN
     from ..util.machine import cores
 
@@ -152,13 +152,13 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
     yield f"device: {trace.facts.get('on', trace.facts.get('device', 'cpu'))}"
     times = math.prod(mesh.values()) // problem.ranks if mesh else 1
     pipelines = f"{times} times " if times > 1 else ""
-    makespan = round(trace.makespan)  # whole µs as in `compare`, or the two would differ by a digit
+    makespan = round(trace.makespan)  # rounded to whole µs, so that `compare` prints the same number
     yield (
         f"{trace.steps} steps on {pipelines}{problem.ranks} ranks: makespan {format_time(makespan)} "
         f"(median step; predicted {format_time(predicted.makespan)}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
     )
     emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
-    same = emulated is None or problem.source.endswith(f": {trace.facts['model']}")  # or one stands in for it
+    same = emulated is None or problem.source.endswith(f": {trace.facts['model']}")  # otherwise a stand-in runs
     beside = f" (predicted {', '.join(map(format_bytes, trace.facts['predicted_peaks']))})" if same else ""
     yield f"peak activations and messages, rank by rank: {', '.join(map(format_bytes, trace.peaks))}{beside}"
     if "host_peaks" in trace.facts:
@@ -166,7 +166,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
         yield f"peak in host memory, rank by rank: {peaks}" + (f" (predicted {other})" if same else "")
     sent = [whole - own for whole, own in zip(trace.facts["predicted_peaks"], predicted.peaks, strict=True)]
     for rank, room in enumerate(problem.capacity or ()):
-        if trace.peaks[rank] > room + sent[rank]:  # messages are not among what the capacity is for
+        if trace.peaks[rank] > room + sent[rank]:  # the capacity does not count messages
             held, has = exact_bytes(trace.peaks[rank]), exact_bytes(room)
             yield f"WARNING: rank {rank} held {held} of activations; its capacity is {has}"
     alone = any(len(problem.stage_ranks[problem.passes.stage[row]]) == 1 for row in problem.rows("C"))
@@ -196,7 +196,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
 
 
 def _of_rows(counts: dict[str, Any] | None) -> str:
-    """What is to be known of how a loss counts rows: that it is no mean; a warning where they do not count alike."""
+    """A line if the loss is a sum over rows and no mean, or a warning if rows have different weights in it; or ""."""
     if counts is None:
         return ""
     if counts["uneven"] > 1:
@@ -211,7 +211,7 @@ def _of_rows(counts: dict[str, Any] | None) -> str:
 
 
 def _of_gpu(facts: dict[str, Any]) -> list[str]:
-    """What is said of a run on GPUs: its memory by the allocator, its graphs, and who shared a GPU."""
+    """Lines about a run on GPUs: peak memory of the allocator, captured graphs, and whether ranks shared a GPU."""
     if not facts.get("on", "cpu").startswith("cuda"):
         return []
     lines = []
@@ -225,7 +225,7 @@ def _of_gpu(facts: dict[str, Any]) -> list[str]:
 
 
 def _other_split(source: str, split: str) -> str:
-    """A warning where the times of the schedule were measured with another split than this run's."""
+    """A warning if the schedule's times were measured with another split of B and W than this run's; or ""."""
     match = re.match(r"measured(?: with split ([\w:]+))?: ", source)
     split = split.removesuffix(SLACK)
     measured = (match[1] or "layers") if match else split
@@ -233,7 +233,7 @@ def _other_split(source: str, split: str) -> str:
 
 
 def _verdict(check: dict[str, Any]) -> str:
-    """The check in a line; without a number where it failed by something that is none."""
+    """The result of the check in one line; without a number if a value was not finite."""
     from ..exec.check import NOT_A_NUMBER
 
     over = f"over {check['tensors']} {check.get('compared', 'gradient')}s and the loss"

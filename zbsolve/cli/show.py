@@ -46,7 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Draw what the file holds."""
+    """Show the file's content, by its kind."""
     kind = SYSTEMS if options.what == SYSTEMS else document_kind(options.what)
     if kind in (SYSTEMS, "profile"):
         _refuse(options, "trace", "with_memory")
@@ -62,7 +62,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _refuse(options: argparse.Namespace, *names: str) -> None:
-    """Raise BadInput for options that say nothing of this file."""
+    """Raise BadInput if one of these options was given: this kind of file does not use them."""
     for name in names:
         if getattr(options, name):
             raise BadInput(f"--{name.replace('_', '-')}: is of no use for {options.what}")
@@ -88,7 +88,7 @@ def _schedule(options: argparse.Namespace) -> int:
 
 
 def _systems(options: argparse.Namespace) -> int:
-    """The systems of the literature: formulas, and what each measures on one step."""
+    """Show the systems of the literature: published formulas, and bubble and peak of each on one step."""
     from ..show.gallery import exhibits, gallery_as_page, gallery_as_text
 
     _check_page(options.output)
@@ -102,7 +102,7 @@ def _systems(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    """What a profile says, and what it means for a pipeline of so many ranks: its stages, and how layers may be split."""
+    """Show a profile; with --ranks also its stages, what it means for a schedule, and partitions by name."""
     from ..partition.by_name import named_partitions
     from ..show.profile_meaning import stages
     from ..show.profile_report import partitions_as_text, profile_as_page, profile_as_text, stages_as_text
@@ -140,7 +140,7 @@ def _check_page(path: str | None) -> None:
 
 
 def _opened(path: str) -> tuple[Schedule | Trace, str]:
-    """What the file holds, and a line to say below its picture. Raises BadInput."""
+    """The schedule or trace in the file, and a line to print below its chart. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import KIND, load, schedule_to_show
 
@@ -161,7 +161,7 @@ def _opened(path: str) -> tuple[Schedule | Trace, str]:
 
 
 def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
-    """How long the step of a plan is, whose pipeline alone the schedule is. Raises BadInput."""
+    """A line with the step time of a plan: its schedule is only the pipeline's part of the step. Raises BadInput."""
     from ..planner.plan_file import PlanForm
 
     form = checked(body, PlanForm, path)

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     Given = tuple[Profile, Step] | Problem
 
-POINTS = 12  # memory limits; the peaks of named schedules are added
-NOT_HERE = ("memory", "hint")  # options of a search that a frontier has many of
+POINTS = 12  # memory limits of a frontier; the peaks of named schedules are added
+NOT_HERE = ("memory", "hint")  # options that --frontier does not take, since it sets them for each point
 PREFERENCES = ("time", "memory")
-CLOSED = ("placement", "partition", "gathers", "vocabulary")  # what is one for all points
+CLOSED = ("placement", "partition", "gathers", "vocabulary")  # options that are the same for all points
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +127,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
-    """What is to be solved. For a named schedule the step has its placement and its backward, unless options say others."""
+    """What is to be solved. With a named schedule the step gets its placement and backward, unless options say others."""
     from ..search.auto import splits_differ
     from ..systems.problems import check_backward, step_for
     from ..systems.table import is_named, system
@@ -146,7 +146,7 @@ def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
 
 
 def _joined(options: argparse.Namespace, asked: tuple[Profile, Step] | Problem) -> str:
-    """A line where stages that somebody gave one by one are joined, and nothing on the command line says so; else ""."""
+    """A line if layers whose numbers were given one by one are joined into stages without an option that asks for it."""
     if not isinstance(asked, tuple) or {options.placement, options.partition} != {None}:
         return ""
     from ..systems.table import is_named
@@ -165,7 +165,7 @@ def _joined(options: argparse.Namespace, asked: tuple[Profile, Step] | Problem) 
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """What `solve` is told, from the command line."""
+    """The arguments of `solve`, from the options."""
     from ..noise import Aim
 
     method, solver = tools.method_of(options.method)
@@ -177,7 +177,7 @@ def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
-    """Solve by each method, compare what they found beside a schedule that the file holds, and write the best."""
+    """Solve with each method, compare the schedules (with the file's own, if it has one), and write the best."""
     from ..search.solver import check_options
     from ..show.schedule_comparison_text import save_comparison, schedules_as_text
 
@@ -201,15 +201,15 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
 
 
 def _held(path: str) -> list[tuple[str, Schedule]]:
-    """The schedule of a file, with its name, where it is one."""
+    """[(path, schedule)] if the file holds a schedule, otherwise []."""
     from ..search.certify import proven
 
     return [(path, proven(Schedule.load(path)))] if document_kind(path) == "schedule" else []
 
 
 def _solved(asked: Given, method: str, limits: dict[str, Any], path: str) -> Schedule:
-    """The schedule of a method: a named one on its own placement, with its own backward and layers balanced. Raises
-    BadInput, Infeasible, NotFound."""
+    """The schedule of a method. A named schedule has its own placement and backward, and balanced layers. Raises BadInput,
+    Infeasible, NotFound."""
     from ..search.auto import solve_auto, splits_differ
     from ..search.solver import solve
     from ..systems.problems import check_backward, step_for
@@ -265,7 +265,7 @@ def solve_frontier(options: argparse.Namespace) -> int:
 
 
 class _Found(NamedTuple):
-    """What came out: as text and as JSON, how a file of it is written, and points by the names of their schedules."""
+    """The result of `--frontier`: as text and as JSON, a function that writes its file, and (name of the file, point)."""
 
     text: str
     body: dict[str, Any]
@@ -274,7 +274,7 @@ class _Found(NamedTuple):
 
 
 def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
-    """One frontier, or one for each way to keep activations."""
+    """Search one frontier, or a curve for each way to keep activations if the step leaves that open."""
     from ..search.keeping import curves
     from ..search.pareto import frontier
     from ..show.frontier_report import frontier_as_text, save_frontier

@@ -1,4 +1,4 @@
-"""`zbsolve solve` of steps that are too long to be taken pass by pass: a schedule of few microbatches, repeated."""
+"""`zbsolve solve` for steps with too many passes to schedule each: it schedules a few microbatches and repeats a round."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .tools import progress_line, save_found, search_limits, tell
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
 
-FEW = 4  # microbatches that are compared with one: routes in turn, or other times, show among them
+FEW = 4  # microbatches that are built to check that all are alike: alternating routes or other times show among them
 
 
 def repeated_step(options: argparse.Namespace, profile: Profile, step: Step) -> Problem | None:
-    """The step with one microbatch, where so many are wanted that the whole is better said once (see
-    `search.many.worth_repeating`) and nothing else was asked for; else None."""
+    """The step with one microbatch, if the step is so long that a repeated schedule is better (see
+    `search.many.worth_repeating`) and the options allow that; otherwise None."""
     from ..search.many import MIN_PASSES, worth_repeating
 
     asked = options.method != "auto" or options.hint or step.auto or ":" in options.prefer
@@ -36,7 +36,7 @@ def repeated_step(options: argparse.Namespace, profile: Profile, step: Step) -> 
 
 
 def _one_microbatch(profile: Profile, step: Step) -> Problem | None:
-    """The step with one microbatch, where several are that one several times; else None."""
+    """The step with one microbatch, if steps of several only repeat it; otherwise None."""
     from ..build.mixing import with_microbatches
 
     fixed = replace(step, partition=step.counts(profile))
@@ -44,11 +44,11 @@ def _one_microbatch(profile: Profile, step: Step) -> Problem | None:
         problem, several = (replace(fixed, microbatches=count).problem(profile) for count in (1, FEW))
         return problem if with_microbatches(problem, FEW) == several else None
     except BadInput:
-        return None  # what is wrong is told where the whole step is made
+        return None  # the error is reported when the whole step is built
 
 
 def solve_repeated(options: argparse.Namespace, step: Problem, microbatches: int) -> int:
-    """Find a schedule of so many microbatches, write it, say how good it is."""
+    """Find a schedule of `microbatches` times the step, write it, and print how good it is."""
     from ..long_steps.files import as_json
     from ..search.many import solve_many
     from ..show.solved_text import repeated_as_text

@@ -1,4 +1,4 @@
-"""The options that say what a step is, and the file that they are about: added to a command, and read."""
+"""The options of a step, and the file argument that they go with: adding them to a command, and reading them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AUTO = {
 
 
 def _declared(field: Field) -> dict[str, Any]:
-    """A step's field as `argparse` takes it. No default here: whoever reads them tells what was said from what was not."""
+    """Arguments of `add_argument` for a step's field. They have no default, so that readers see which options were given."""
     known = {"help": field.words.replace("%", "%%")}
     if field.kind is bool:
         return {**known, "action": argparse.BooleanOptionalAction}
@@ -42,39 +42,39 @@ PROFILE_OR_SCHEDULE = {
 def add_step_options(
     parser: argparse.ArgumentParser, *names: str, file: dict[str, Any] = PROFILE, **changed: dict[str, Any]
 ) -> None:
-    """The file, and of a step's options those named (all without). changed: what is different about one here."""
+    """Add the file argument and the options of a step. names: which options; none: all. changed: option → arguments of
+    `add_argument` that differ in this command."""
     parser.add_argument("profile", **file)
     add_some_step_options(parser, *(names or OPTIONS), **changed)
 
 
 def add_some_step_options(parser: argparse.ArgumentParser, *names: str, **changed: dict[str, Any]) -> None:
-    """Of a step's options those named. changed: what is different about one here."""
+    """Add these options of a step. changed: see `add_step_options`."""
     for name in names:
         parser.add_argument(FIELDS[name].option, **{**OPTIONS[name], **changed.get(name, {})})
 
 
 def step_from(options: argparse.Namespace, **defaults: Any) -> Step:
-    """The step that the options say; what they do not say is as in `defaults`, else as `Step` has it. Raises BadInput."""
+    """The step from the options; fields that were not given are from `defaults`, or else `Step`'s. Raises BadInput."""
     from ..step import Step
 
     words = {**defaults, **step_words(options, *OPTIONS)}
-    if words.get("vocabulary") == "last" and options.partition is None:
-        words.pop("partition", None)
     for name in ("ranks", "microbatches"):
         if name not in words:
             raise BadInput(f"--{name}: is needed with a profile")
-    return Step(**words)
+    bare = Step(**{name: value for name, value in words.items() if name != "partition"})
+    return bare if options.partition is None and bare.own_partition else Step(**words)
 
 
 def step_words(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """What was said of a step's fields with these names, as `Step` takes them. Raises BadInput."""
+    """Field → value of the step's fields in `names` that were given as options. Raises BadInput."""
     words = _said(options, *names)
     return {name: FIELDS[name].read(value) if isinstance(value, str) else value for name, value in words.items()}
 
 
 def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profile, Step] | Problem:
-    """What the file and the options give to solve: a profile and its step (see `step_from`), or a problem, which may be a
-    schedule's. Raises BadInput, also where options contradict the problem."""
+    """What is to be solved: a profile and the step from the options (see `step_from`), or the file's problem, which may be
+    that of a schedule. Raises BadInput, also where options contradict the problem."""
     from ..problem import Problem
     from ..schedule import Schedule
     from ..util.files import read_one_of
@@ -93,7 +93,7 @@ def step_or_problem(options: argparse.Namespace, **defaults: Any) -> tuple[Profi
 
 
 def _option(name: str, value: Any) -> str:
-    """An option as one writes it."""
+    """An option and its value as written on the command line."""
     option = FIELDS[name].option
     return option if value is True else option.replace("--", "--no-", 1) if value is False else f"{option} {value}"
 
@@ -103,7 +103,7 @@ def _said(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 
 def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> None:
-    """Raise BadInput where an option says something else than the problem of a file, which is `where`."""
+    """Raise BadInput where an option contradicts the problem of a file. where: begins the message."""
     for name, value in _said(options, *OPTIONS).items():
         if what := FIELDS[name].fixed:
             raise BadInput(f"{_option(name, value)}: {where}, and its problem says what {what}: leave it out")
@@ -113,7 +113,7 @@ def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> N
 
 
 def _both(name: str, value: Any, problem: Problem) -> tuple[Any, Any]:
-    """What the problem has of an option, and what was said, alike where they agree."""
+    """The problem's value of an option, and the given value, in a form in which they can be compared."""
     from ..build.recompute import recompute_in_words, recomputed_layers
     from ..placement import describe, routes_of
 

@@ -1,4 +1,4 @@
-"""What commands share: JSON on standard output, one line of progress, and Ctrl-C that keeps what was found."""
+"""Shared by commands: common options, output as text or JSON, a progress line, and searches that Ctrl-C ends early."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def print_json(body: Any) -> None:
 
 
 def add_search_limits(parser: argparse.ArgumentParser, seconds: float, meaning: str, same: str) -> None:
-    """How long to search, by time or by work, and the seed. same: what then is the same on any machine."""
+    """Add --seconds, --effort and --seed. same: names, for the help, what --effort makes the same on any machine."""
     limit = parser.add_mutually_exclusive_group()
     limit.add_argument("--seconds", type=float, default=seconds, help=meaning)
     limit.add_argument(
@@ -58,7 +58,7 @@ def search_limits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Who computes."""
+    """Add --on: where tasks run."""
     parser.add_argument(
         "--on",
         metavar="WHERE",
@@ -68,15 +68,14 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 
 def add_outputs(parser: argparse.ArgumentParser, json: str, files: str) -> None:
-    """Where results go: what is printed as JSON, and what files may be written."""
+    """Add --json and --output. json, files: for the help, what is printed as JSON, and which files are written."""
     parser.add_argument("--json", action="store_true", help=f"{json} as JSON on standard output")
     parser.add_argument("-o", "--output", action="append", default=[], help=f"{files}; may be given more than once")
 
 
 def workers_of(options: argparse.Namespace, name: str, threads: int = 1) -> AbstractContextManager[Workers | None]:
-    """The workers that the command line asks for; a line on standard error tells where one dies. threads: that one search
-    takes where seconds are the limit. Starting processes takes a second or two, so a short search has none where nobody
-    asks. Raises BadInput."""
+    """The workers for --on; if one dies, a line on standard error says so. threads: of one search whose limit is --seconds.
+    By default short searches get no further processes, since starting them takes a second or two. Raises BadInput."""
     from ..search.task_runner import solvers_on
     from ..util.machine import cores
 
@@ -89,8 +88,8 @@ def workers_of(options: argparse.Namespace, name: str, threads: int = 1) -> Abst
 
 @contextmanager
 def saving(*saves: Callable[[], None]) -> Iterator[None]:
-    """Write results by these calls, then do what is inside, which prints them: where a file cannot be written too. The other
-    files are written then as well. Raises the first error at the end."""
+    """Call all of `saves`, which write results, then run the body, which prints them. If a file cannot be written, the other
+    files are still written and the body still runs; the first error is raised at the end."""
     failed: list[ZbsolveError] = []
     for save in saves:
         try:
@@ -114,8 +113,8 @@ def outputs_of(options: argparse.Namespace) -> list[str]:
 def tell(
     options: argparse.Namespace, body: Callable[[], Any], text: Callable[[], str | list[str]], *saves: Callable[[], None]
 ) -> None:
-    """Write results (see `saving`), and print them: as JSON where that was asked for, else as a text, or lines, where
-    standard output is no file's."""
+    """Write results (see `saving`), and print them: with --json as JSON (`body`), otherwise as `text`, a text or lines. With
+    `-o -` standard output is the file, and nothing else is printed."""
     with saving(*saves):
         if options.json:
             print_json(body())
@@ -143,7 +142,7 @@ def method_of(text: str) -> tuple[str, str]:
 
 
 def run_of(schedule: Schedule, path: str) -> Trace:
-    """The run of a schedule in a file of ours or of another engine, which knows passes but not the schedule's own times.
+    """The run of a schedule, from a trace of zbsolve or of another engine; the latter lacks the schedule's predicted times.
     Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..trace import Trace
@@ -153,8 +152,8 @@ def run_of(schedule: Schedule, path: str) -> Trace:
 
 
 def profile_from(path: str, command: str, body: Any = None) -> Profile:
-    """The profile of a file, whose `body` may have been read before; what is to be doubted of it is told on standard error.
-    Raises BadInput."""
+    """The profile in a file. body: the file's content, if it was read already. Doubts about its numbers are printed to
+    standard error. Raises BadInput."""
     from ..profile.doubtful import doubts
     from ..profile.profile import Profile
 
@@ -165,7 +164,7 @@ def profile_from(path: str, command: str, body: Any = None) -> Profile:
 
 
 def tell_other_model(schedule: Schedule, profile: Profile, command: str) -> None:
-    """A line on standard error where a schedule is timed by the profile of another model."""
+    """Print a line to standard error if the profile is of another model than the schedule."""
     from ..profile.doubtful import other_model
 
     if line := other_model(schedule.problem.source, profile.model):
@@ -173,7 +172,7 @@ def tell_other_model(schedule: Schedule, profile: Profile, command: str) -> None
 
 
 def noise_of(text: str) -> Noise:
-    """How times vary, in words, or as in the run of a trace's file."""
+    """The noise that `text` describes, or the noise measured in the run of a trace's file."""
     from ..interchange.traces.reading import others_trace
     from ..noise import Noise
     from ..trace import Trace
@@ -184,7 +183,7 @@ def noise_of(text: str) -> Noise:
 
 
 def need_torch() -> None:
-    """Raise BadInput where torch is not there."""
+    """Raise BadInput if torch is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -192,25 +191,25 @@ def need_torch() -> None:
 
 
 def progress_line() -> Callable[[str], None]:
-    """One line on standard error, written over again; nothing where that is no terminal. An empty text clears it."""
+    """A function that overwrites one line on standard error, if that is a terminal. An empty text clears the line."""
 
     def show(text: str) -> None:
         if sys.stderr.isatty():
-            width = shutil.get_terminal_size((100, 24)).columns - 1  # a wrapped line could not be written over
+            width = shutil.get_terminal_size((100, 24)).columns - 1  # a wrapped line could not be overwritten
             print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
 
     return show
 
 
-LEAST_SECONDS = 0.01  # that a search gets
-LEAST_FOR_PROCESSES = 10.0  # seconds, or effort, of a search that starts processes
+LEAST_SECONDS = 0.01  # of a search, if building the problem took the whole limit
+LEAST_FOR_PROCESSES = 10.0  # seconds, or effort: shorter searches start no processes
 
 
 @dataclass
 class Search:
-    """A search as a terminal shows it: `show(where, state)` writes the line, ten times a second at most; while `ticking`
-    it is written again every second, so that the time elapsed goes on where nothing better is found. `came`: the signals
-    that ended it early."""
+    """The progress of a search in the terminal. `show(where, state)` writes the line, at most ten times a second. While
+    `ticking`, the line is also written every second, so that the elapsed time continues. came: signals that were received;
+    they end the search early."""
 
     began: float
     came: list[int] = field(default_factory=list)
@@ -218,13 +217,13 @@ class Search:
     last: tuple[str, State] | None = None
 
     def rest(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """The limits, less what building took since the search began, and as much again for verifying and writing."""
+        """The limits, less twice the seconds since the search began: verifying and writing take as long as building."""
         if not limits.get("seconds", 0) > 0:
             return limits
         return {**limits, "seconds": max(LEAST_SECONDS, limits["seconds"] - 2 * (time.monotonic() - self.began))}
 
     def show(self, where: str, state: State) -> None:
-        """Incumbent, bound, gap, elapsed, who found it."""
+        """Write the line: incumbent, bound, gap, elapsed time and the source of the incumbent."""
         self.last = (where, state)
         now = time.monotonic()
         if now - self.shown >= 0.1:
@@ -270,9 +269,9 @@ def compiling(name: str) -> AbstractContextManager[None]:
 def searching(
     name: str, method: str = "auto", further: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Search, Callable[[], bool]]]:
-    """A search that Ctrl-C or SIGTERM ends early: gives the progress and whether one came, clears the line at the end, and
-    then says on standard error what an interruption left. A second Ctrl-C is one more KeyboardInterrupt. What method
-    "auto" needs is compiled before; further: compiles what else the command needs."""
+    """A context for a search that Ctrl-C or SIGTERM ends early. It gives the progress and a function that tells whether a
+    signal came. At the end it clears the line, and says that the result is of an interrupted search. A second Ctrl-C raises
+    KeyboardInterrupt. The kernels of method "auto" are compiled first. further: compiles other kernels."""
     from ..search.solver import ready
 
     if method == "auto":
@@ -288,8 +287,8 @@ def searching(
 
 @contextmanager
 def ends_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends what runs inside as Ctrl-C does: in order. Not so torchrun's ranks: one that waits inside gloo would hear
-    of it late, and torchrun ends them all."""
+    """A context in which SIGTERM raises KeyboardInterrupt as Ctrl-C does, so that files and processes are cleaned up. Not in
+    torchrun's ranks: a rank that waits inside gloo would react too late, and torchrun stops all of them."""
     with interrupts(() if under_torchrun() else (signal.SIGTERM,), []):
         yield
 
@@ -301,14 +300,14 @@ def under_torchrun() -> bool:
 
 @contextmanager
 def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[None]:
-    """Each of these signals is noted in `came` and raises KeyboardInterrupt with its number."""
+    """A context in which these signals raise KeyboardInterrupt with their number, and are appended to `came`."""
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
         raise KeyboardInterrupt(number)
 
     before: dict[signal.Signals, Any] = {}
-    with suppress(ValueError):  # not the main thread: whoever runs it handles signals
+    with suppress(ValueError):  # not the main thread: the program that started it handles signals
         before = {which: signal.signal(which, note) for which in signals}
     try:
         yield
@@ -318,8 +317,8 @@ def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[N
 
 
 def word_and_number(text: str, word: str, option: str) -> tuple[bool, int]:
-    """Of an option that takes a word, a number, or both with a comma between: whether the word is there, and the number (0
-    where there is none). Raises BadInput."""
+    """Read an option that takes a word, a number, or both separated by a comma. Returns whether the word was given, and the
+    number (0: none). Raises BadInput."""
     words = text.split(",") if text else []
     numbers = [name for name in words if name != word]
     if len(words) > len(set(words)) or len(numbers) > 1 or not all(map(str.isdecimal, numbers)):

@@ -1,17 +1,20 @@
-"""What the executor knows of features, as two tables that are put together of what each feature's own folder has.
+"""The tables of what the executor can run, collected from the features' own folders.
 
-`HANDLERS`: one handler a kind of pass; a kind without a row does not run. `PARTS`: what makes a rank's parts, in the order
-in which they are made and asked. Sums over ranks come last: they take in what earlier parts make of gradients. Around a pass
-later parts are outside of earlier ones: slices come first, for they keep what their stage is given.
+`HANDLERS`: kind of pass → handler; other kinds do not run. `BESIDE`: (step, number of layers) → the layers that every rank
+needs. `MAKE`: what features do to a rank's part of the model before ranks connect, in turn; `SPREAD`: after `parallelize`.
+`PARTS`: functions that make a rank's parts, in the order in which they are made and called. Sums over ranks come last, as
+they include what earlier parts do to gradients. Around a pass, later parts wrap earlier ones; slices come first, so they see
+exactly what their stage gets.
 
-All-to-alls of expert parallelism are here: AF behind F, AB behind the backward. All experts of this model are on the rank
-that needs them. So there is nothing to send around, and an all-to-all hands on what it is given; only its time is emulated.
-A message on a link (MF, MB) does the same: what it hands on is sent when its rank comes to it, on whatever link is there.
+Handlers of all-to-alls for expert parallelism are here: AF after F, AB after the backward. In the models that run here, each
+rank has all experts that it needs, so there is nothing to send: an all-to-all passes its input on, and only its time is
+emulated. So does a message on a link (MF, MB): its input is sent when its rank comes to it, over whatever link there is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,16 +31,17 @@ from .base.part import Data as Data
 from .base.part import Part as Part
 from .base.part import RankState as RankState
 from .base.program import Action
-from .connecting import Connecting
+from .connecting import Connecting, Given, Own
 from .exchange import Replicas, Shared
 from .offload import rank as offload
 from .offload.rank import Offload
 from .sharding import rank as sharding
 from .sharding.rank import Sharding
 from .sides import SideInputs
-from .slices.stage import Slices
+from .slices.stage import Slices, sliced_loss
 from .updates import Updates
 from .vocabulary import rank as vocabulary
+from .vocabulary.parts import sharded_layers, with_shard
 from .vocabulary.rank import VocabularyShard
 
 
@@ -46,7 +50,7 @@ def _hand_on(state: RankState, action: Action, given: Any) -> Any:
 
 
 def _check_behind(*kinds: str) -> Check:
-    """An all-to-all is on the rank of the pass that it belongs to, one of `kinds`, and an edge puts it behind that pass."""
+    """A check: each all-to-all follows, by an edge, a pass of one of `kinds` on its own rank."""
 
     def check(graph: Graph, rows: Ints) -> None:
         for row, all_to_all in graph.each(rows):
@@ -58,7 +62,7 @@ def _check_behind(*kinds: str) -> Check:
 
 
 def _check_message(graph: Graph, rows: Ints) -> None:
-    """A message hands on what an edge brings it from its own rank."""
+    """Check that each message has an input, which an edge brings it from a pass on its own rank."""
     e, rank = graph.problem.edges, graph.problem.passes.rank
     brought = e.after[e.carrying("activation", "gradient") & (rank[e.before] == rank[e.after])]
     for row in np.setdiff1d(rows, brought)[:1].tolist():
@@ -79,11 +83,19 @@ for _of in (exchange, sharding, updates, vocabulary, attention, work):
 
 
 def passes_where(problem: Problem, field: str, value: object = None) -> Bools:
-    """Which passes have a handler whose `field` is `value`, or says anything (None), shape (passes,)."""
+    """Which passes have a handler with `field` equal to `value`, or not empty (value None): shape (passes,)."""
     fields = {kind: getattr(HANDLERS[kind], field) for kind in problem.passes.kinds}
     return problem.passes.are(*(kind for kind, known in fields.items() if (known == value if value else known)))
 
 
+BESIDE: list[Callable[[Problem, int], list[int]]] = [sharded_layers]
+SPREAD: list[Callable[[Own, Given], Own]] = [sharding.with_sharded]
+MAKE: list[Callable[[Own, Given], Own]] = [
+    lambda own, given: replace(own, loss=sliced_loss(own.view.step, own.loss, given.split)),
+    with_shard,
+    updates.checked,
+    lambda own, given: sharding.with_sharded(own, replace(given, parallelize=None)),
+]
 PARTS: list[Callable[[Connecting], Part | None]] = [
     lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare),
     Updates.of,
@@ -93,7 +105,7 @@ PARTS: list[Callable[[Connecting], Part | None]] = [
     SideInputs.of,
     Sharding.of,
     Shared,
-    lambda c: None if c.replicas is None else Replicas(c),
+    lambda c: None if c.given.replicas is None else Replicas(c),
     lambda c: work.WorkBeside.of(c.own.program.rank, c.problem, c.given.work),
 ]
 

@@ -1,5 +1,5 @@
-"""The interpreter: it runs one rank's program, pass by pass, and asks each kind's handler for the work; with
-`--watch` it looks which pass made the first number that is not finite."""
+"""The interpreter: it runs one rank's program, pass by pass, and calls the handler of each kind of pass. With
+`--watch` it finds the first pass whose output is not finite."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Named = Sequence[tuple[str, nn.Parameter]]
 
 
 def look_for_nonfinite(handler: Handler, parameters: Named, output: Any, losses: Sequence[Tensor], read: Any) -> None:
-    """Look at all that a pass made: its `output`, the `losses` of its microbatch, the gradients of its stage's `parameters`,
-    which are named. read: the model's input, where the pass took it.
+    """Check what a pass made: its `output`, the `losses` of its microbatch, the gradients of its stage's `parameters` (with
+    their names). read: the model's input, where the pass reads it.
 
-    Nothing goes on from a pass that raises here, so the pass that is named is where it began. On a GPU this waits for the
-    pass. Raises RunFailed.
+    A pass that raises here sends nothing, so the pass in the error is the first one with NaN or inf. On a GPU this waits
+    for the pass. Raises RunFailed.
     """
     for tensor in _floating(read):
         _look("the model's input", tensor)
@@ -63,20 +63,21 @@ def _look(what: str, tensor: Tensor, parameters: Named = ()) -> None:
 
 
 def _already(parameters: Named) -> str:
-    """Names a parameter that was not finite before the pass, most often since the optimizer's last step."""
+    """Names a parameter that was not finite before the pass; most often the optimizer's last update made it so."""
     names = (name for name, parameter in parameters if not bool(torch.isfinite(parameter.detach()).all()))
     return next((f"; parameter {name} already had some" for name in names), "")
 
 
 def first_not_finite(losses: Mapping[int, float]) -> str:
-    """Step → loss: the first that is not finite, in words; "" where all are."""
+    """The first loss that is not finite, in words; "" where all are finite. losses: step → loss."""
     return next((f"the loss of step {step} is {loss}" for step, loss in losses.items() if not isfinite(loss)), "")
 
 
 class Interpreter:
-    """Runs one rank's program. transport: its `Mailbox`, or what does as that. record: of the step that runs, or ran last.
-    handed_bytes: pass → bytes that another pass of this rank handed to it, in the last step that a meter counted. slack:
-    what may run while the rank waits; None: nothing."""
+    """Runs one rank's program. transport: its `Mailbox`, or an object with the same methods. record: of the current step, or
+    of the last one. handed_bytes: pass → bytes that another pass of this rank passed to it, in the last step that was
+    metered.
+    slack: decides what may run while the rank waits; None: nothing."""
 
     slack: Slack | None = None
 
@@ -88,10 +89,10 @@ class Interpreter:
         self.record = Record(0)
         self.handed_bytes: dict[str, int] = {}
         self._handed: dict[str, Any] = {}
-        self.counting = False  # bytes, so that memory goes when it is predicted to
+        self.counting = False  # a meter counts bytes: then memory is freed exactly where that is predicted
         self._now = ""  # the pass that runs
-        self._looked = 0  # losses of this step that were looked at
-        self.marks: Marks | None = None  # of the device, where that is a GPU
+        self._looked = 0  # how many losses of this step were checked
+        self.marks: Marks | None = None  # of the rank's GPU
         self._work = {kind: self._around(kind) for kind in {action.kind for action in program.actions}}
         methods = ("begin", "done", "held_bytes", "host_bytes", "no_activations", "end")
         every = (asked(state.parts, method) for method in methods)
@@ -99,7 +100,7 @@ class Interpreter:
         self._beside = next((part for part in state.parts if type(part).goes is not Part.goes), Part())
 
     def _around(self, kind: str) -> tuple[Handler, Run]:
-        """The handler of a kind, and what runs its passes: the handler's work, and around it what parts do."""
+        """The handler of a kind, and the function that runs its passes: the handler's, wrapped by the parts."""
         handler = HANDLERS[kind]
         run: Run = handler.run
         for around in asked(self.state.parts, "around"):
@@ -107,7 +108,7 @@ class Interpreter:
         return handler, run
 
     def begin(self, data: Data) -> Record:
-        """A step begins. Returns its record, which is empty."""
+        """A step begins. Returns its record, still empty."""
         if self.hooks.emulated is not None:
             self.hooks.emulated.begin()
         for begin in self._begin:
@@ -119,7 +120,7 @@ class Interpreter:
         return self.record
 
     def run_all(self, actions: Iterable[Action], meter: LiveBytes | None = None) -> None:
-        """Some passes in turn. Raises RunFailed naming rank, pass and cause."""
+        """Run these passes, one after the other. Raises RunFailed naming rank, pass and cause."""
         self.counting = meter is not None
         for action in actions:
             self.run(action)
@@ -132,15 +133,14 @@ class Interpreter:
             end()
 
     def ended(self) -> Iterator[tuple[int, Action, Any]]:
-        """The passes that only began work: each one's number, itself, and when that was done, monotonic ns or a mark. Waits
-        for it."""
+        """Number, pass and end of its work (monotonic ns or mark) for passes that only start work. Waits for the work."""
         for i, action in enumerate(self.program.actions):
             ended = HANDLERS[action.kind].ended
             if ended is not None:
                 yield i, action, ended(self.state, action)
 
     def forget(self) -> None:
-        """Drop what passes of this step left: it begins anew, or breaks off."""
+        """Drop what passes of this step have left: the step begins again, or has failed."""
         record = self.record
         self._handed.clear()
         self._looked = 0
@@ -151,8 +151,8 @@ class Interpreter:
         record.later.clear()
 
     def weigh(self, meter: LiveBytes) -> None:
-        """Note what is held after a pass: with what parts count, without gradients of parameters unless a part counts
-        them."""
+        """Record what is held after a pass: the meter's bytes and those of parts. Gradients of parameters count only if a
+        part counts them."""
         self.ignore_weights(meter)
         self.handed_bytes |= {name: bytes_of(value) for name, value in self._handed.items()}
         self.record.held.append(meter.now + sum(held() for held in self._held))
@@ -160,14 +160,14 @@ class Interpreter:
             self.record.host.append(sum(host() for host in self._host))
 
     def ignore_weights(self, meter: LiveBytes) -> None:
-        """Parameters, what makes them, and their gradients are no activations."""
+        """Do not count parameters, tensors that they are made from, and their gradients as activations."""
         meter.ignore(p.grad for s in self.state.stages.values() for p in s.parameters() if p.grad is not None)
         for ignored in self._ignored:
             meter.ignore(tensor for tensor in ignored() if tensor is not None)
 
     def run(self, action: Action) -> None:
-        """One pass: post receives, wait for its input, run it, send its output on. A W that ran before its turn (see
-        `slack`) is done with now."""
+        """Run one pass: post receives, wait for its input, run it, send its output. Of a W that ran before its turn (see
+        `slack`), only its record is left to add."""
         hooks, record, slack, self._now = self.hooks, self.record, self.slack, action.name
         if hooks.announce is not None:
             hooks.announce(action.name)
@@ -197,13 +197,13 @@ class Interpreter:
             column.append(time_of)
 
     def _ran(self, action: Action) -> tuple[Any, int, int, int]:
-        """Wait for the pass's input, run it, send its output on. When the input was there, how long this rank waited for it,
-        the start and the end (see `Record`)."""
+        """Wait for the pass's input, run it, send its output. Returns when the input arrived, how long this rank waited for
+        it, the start and the end (see `Record`)."""
         hooks, record, (handler, work) = self.hooks, self.record, self._work[action.kind]
         given, arrived, waited = self._input(action)
         start = time.monotonic_ns()
         begun = None if self.marks is None else self.marks.mark()
-        if profiler_enabled():  # which would read a bare 2F0 as a mangled C++ name
+        if profiler_enabled():  # the prefix: the profiler takes a bare 2F0 for a mangled C++ name
             with torch.profiler.record_function(f"zbsolve:{action.name}"):
                 output = work(self.state, action, given)
         else:
@@ -217,7 +217,7 @@ class Interpreter:
             self._look(handler, action, output)
         if self.slack is not None:
             self.slack.ended(action)
-        del given  # its memory goes before the output is copied
+        del given  # free it before the output is copied
         if output is not None:
             for message in action.hands:
                 self._handed[message.after] = output
@@ -228,7 +228,7 @@ class Interpreter:
         return arrived, waited, start, end
 
     def _run_early(self, messages: Sequence[Message]) -> None:
-        """Run what fits while these are not here."""
+        """Run later W's that fit in while these messages have not arrived."""
         device, slack, name = self.hooks.emulated, self.slack, self._now
         while slack is not None and not self.counting:
             missing = [m for m in messages if not self.transport.here(m) or (device is not None and not device.here(m))]
@@ -239,8 +239,8 @@ class Interpreter:
             self._now = name
 
     def _input(self, action: Action) -> tuple[Any, Any, int]:
-        """What the pass takes, when all of it was here, and how long this rank waited for it, ns. On a GPU, when its first
-        message was here, and 0."""
+        """The pass's input, when all of it had arrived, and how long this rank waited for it, ns. On a GPU: when its first
+        message arrived, and 0."""
         emulated, given, arrived = self.hooks.emulated, None, 0
         if self.slack is not None and action.messages:
             self._run_early(action.messages)
@@ -269,7 +269,7 @@ class Interpreter:
         look_for_nonfinite(handler, self._parameters(action), output, losses, read)
 
     def _parameters(self, action: Action) -> list[tuple[str, torch.nn.Parameter]]:
-        """The trained parameters of the pass's stage, with what they are called."""
+        """The trained parameters of the pass's stage, with their names."""
         if action.stage in self.state.stages:
             return self.state.stages[action.stage].named_parameters()
         return [pair for part in self.state.parts for pair in part.own_parameters().get(action.stage, ())]

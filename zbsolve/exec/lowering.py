@@ -1,17 +1,16 @@
-"""Lowering: a schedule → each rank's program of passes, sends and receives, ordered by the schedule's own time.
+"""Lowering: from a schedule to each rank's program of passes, sends and receives, ordered by the schedule's predicted times.
 
-A rank's program needs its own passes and those that exchange messages with them, and when they run. So a step of very many
-microbatches is lowered from a rank's part of it (see `step_view`), all others from the whole schedule, by the same code.
+A rank's program depends on its own passes, on those that exchange messages with them, and on when these run. So a very long
+step is lowered from one rank's part of it (see `step_view`), any other from the whole schedule, by the same code.
 
-Messages go along the edges between ranks that carry something. Both ends of a (source, destination) pair see them in one
-order, that of the sender's passes: point-to-point messages carry no tags on NCCL. A receive is posted before the pass that
-runs when its message is sent, by the predicted timeline, and at least one pass ahead of its use. That is early enough to
-arrive while other work runs, and late enough that its buffer does not lie idle.
+Messages go along the edges between ranks that carry something. Sender and receiver have the same order of messages for each
+(source, destination), that of the sender's passes, as NCCL has no tags for messages. A receive is posted before the pass
+that runs when its message is sent, by the predicted times, and at least one pass before the message is used. So it can
+arrive while other work runs, and its buffer does not lie idle for long.
 
-Nothing deadlocks, whatever time ranks really take. Sends never block, receives of a pair are posted in the order of its
-sends, and a pass waits only for a message whose sender comes earlier in the one order that the verified schedule is.
-
-What a kind of pass needs is for its handler to say (`handlers`). Nothing here knows a kind.
+Programs cannot deadlock, whatever the real times are. Sends never block, the receives of a pair are posted in the order of
+its sends, and a pass waits only for messages from passes before it in the verified schedule. The requirements of a kind of
+pass are in its handler (`handlers`); nothing here knows a kind.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from .handlers import HANDLERS, passes_where
 from .step_view import StepView
 from .updates import uses_of
 
-CARRIED = {"activation": "input", "gradient": "gradient"}  # what edges carry → what it is to the pass that takes it
-# Fields of handlers whose passes are lowered with an eye on ranks that no message links them to.
+CARRIED = {"activation": "input", "gradient": "gradient"}  # what an edge carries → its name for the pass that takes it
+# Fields of handlers whose passes depend on ranks that send them no message.
 FAR = ("goes_on", "before_its_pass", "settle", "release", "does")
 Incoming = Mapping[int, tuple[Message, ...]]
 
 
 def lower(given: Schedule | StepView, training: bool = True) -> tuple[Program, ...]:
-    """A program for each rank whose passes are all seen: for all ranks of a schedule. training: every forward needs its
-    backward. Raises BadInput for a schedule that does not hold, or that the executor cannot run."""
+    """The programs of the ranks whose passes are all known: of a whole schedule, all ranks. training: each forward needs its
+    backward. Raises BadInput for a schedule that is not valid, or that the executor cannot run."""
     view = StepView.of(given) if isinstance(given, Schedule) else given
     view.check()
     if view.part is not None:
@@ -56,7 +55,7 @@ def lower(given: Schedule | StepView, training: bool = True) -> tuple[Program, .
 
 
 def check_by_rank(problem: Problem) -> None:
-    """Raise BadInput where steps of microbatches that are like `problem` cannot be lowered a rank at a time."""
+    """Raise BadInput where very long steps with the passes of `problem` cannot be lowered rank by rank."""
     far = [kind for kind in problem.passes.kinds if kind in HANDLERS and any(getattr(HANDLERS[kind], f) for f in FAR)]
     if far:
         name = problem.names[problem.rows(*far)[0]]
@@ -64,9 +63,9 @@ def check_by_rank(problem: Problem) -> None:
 
 
 def check_runs(problem: Problem, training: bool = True) -> None:
-    """Raise BadInput, naming a pass, where the executor cannot run the problem: a kind has no handler, or one that knows no
-    slices in a step of slices; a microbatch is on several ranks for one stage; an edge between ranks carries nothing; a pass
-    lacks its input; a handler refuses its passes."""
+    """Raise BadInput, naming a pass, where the executor cannot run the problem: a kind has no handler, or none for
+    slices in a step with slices; several ranks have one stage of a microbatch; an edge between ranks carries nothing; a
+    pass lacks its input; a handler's check fails."""
     p = problem.passes
     unknown = [kind for kind in p.kinds if kind not in HANDLERS]
     if unknown:
@@ -81,7 +80,7 @@ def check_runs(problem: Problem, training: bool = True) -> None:
 
 
 def _check_slices(problem: Problem) -> None:
-    """Each stage's part of a microbatch is on one rank, and with slices that of all microbatches."""
+    """Check that each stage of a microbatch is on one rank; with slices, the same rank for all microbatches."""
     routes = problem.routes  # raises where a microbatch is on several ranks for one stage
     if problem.slices == 1:
         return
@@ -93,9 +92,9 @@ def _check_slices(problem: Problem) -> None:
 
 
 def _check_edges(problem: Problem) -> None:
-    """An edge between ranks carries something, or a pass keeps it that joins ranks by itself: one that sums gradients over
-    them, a collective, one that helps another, or the pass behind one of its parts. Any other edge must stay inside a rank,
-    for only the order there keeps it."""
+    """Check the edges between ranks. Each carries something, or one of its passes synchronizes with other ranks by itself: a
+    sum of gradients, a collective, a pass that helps another, or a part of a helped pass. All other edges must stay inside a
+    rank, where the order of passes fulfils them."""
     p, e = problem.passes, problem.edges
     sums = passes_where(problem, "adds_gradients")[e.before] & passes_where(problem, "ends_with_step")[e.after]
     helps, parts = _by_itself(problem, away=True), passes_where(problem, "before_its_pass")
@@ -108,13 +107,13 @@ def _check_edges(problem: Problem) -> None:
 
 
 def _by_itself(problem: Problem, **row: bool) -> Bools:
-    """Passes of such kinds, shape (passes,), whose work joins ranks by itself: it goes on behind what a rank does."""
+    """Passes of such kinds that synchronize with other ranks while their own rank goes on, shape (passes,)."""
     return problem.passes.that(**row) & passes_where(problem, "goes_on")
 
 
 def _kept_by_collectives(problem: Problem) -> Bools:
-    """Which edges a collective keeps, shape (edges,): it ends nowhere before the pass has run on each rank, so an edge to
-    one rank's pass holds where another links the same end to the pass of that end's own rank."""
+    """Which edges a collective fulfils, shape (edges,). A collective ends on all ranks only after each rank has begun it. So
+    an edge between it and a pass of another rank holds if there is one between that pass and its own rank's collective."""
     p, e, joins = problem.passes, problem.edges, _by_itself(problem, together=True)
     kept = np.zeros(len(e), bool)
     if not joins.any():
@@ -134,7 +133,7 @@ def _kept_by_collectives(problem: Problem) -> Bools:
 
 
 def _check_collectives(problem: Problem, orders: Sequence[Sequence[str]]) -> None:
-    """All ranks come to collectives in one order, or they would wait for each other."""
+    """All ranks must have their collectives in the same order, or they would wait for each other."""
     number = problem.collective
     each = [[row for row in map(problem.index.__getitem__, order) if number[row] >= 0] for order in orders]
     for rank, rows in enumerate(each):
@@ -145,8 +144,8 @@ def _check_collectives(problem: Problem, orders: Sequence[Sequence[str]]) -> Non
 
 
 def _check_inputs(problem: Problem) -> None:
-    """One edge brings what a pass takes. Only stages that begin a row take the batch; those that end one take the gradient
-    of the loss, or of what they give beside the row."""
+    """Check that one edge brings each pass its input. Stages that begin a row (see `build.sides`) read the batch instead;
+    those that end one get the gradient of the loss, or that of their side outputs."""
     p, e, missing = problem.passes, problem.edges, np.zeros(len(problem.passes), bool)
     brought = np.bincount(e.after[e.carrying("activation", "gradient")], minlength=len(p))
     if brought.max(initial=0) > 1:
@@ -163,11 +162,11 @@ def _check_inputs(problem: Problem) -> None:
 
 
 class _Lowering:
-    """What is seen of a step on its way to programs. orders: each rank's passes in order. messages: as `handover` has them.
-    takes: pass → the message with its input; sides: pass → those with side inputs; gives: pass → the messages that its
-    output goes to. companions: (stage, part) → the kinds of its passes. makers: pass → those passes before it whose work is
-    released (see `Handler.release`); made: the stages that have such. hears, going_on: see `Action`. received: where
-    the receive of each message begins; turn: message → its place in the one order of all ranks (see `awaits`)."""
+    """What programs are made from. orders: each rank's passes in order. messages: in the order of `handover`. takes: pass →
+    the message with its input; sides: pass → those with side inputs; gives: pass → the messages with its output.
+    companions: (stage, part) → the kinds of its passes. makers: pass → the passes before it that it uses and whose handler
+    has a `release`; made: the stages with such passes. hears, going_on: see `Action`. received: message → the place in its
+    rank's order where its receive starts; turn: message → its place in the order of all ranks (see `awaits`)."""
 
     def __init__(self, view: StepView) -> None:
         schedule = view.schedule
@@ -234,11 +233,11 @@ class _Lowering:
         return Program(rank, tuple(actions), incoming, stages, *read)
 
     def _releases(self, rows: Sequence[int]) -> dict[int, tuple[tuple[str, int], ...]]:
-        """Pass of a rank → (kind, stage) of the passes that are over with it, for none that comes later uses them. rows: the
-        rank's passes in order.
+        """Pass of a rank → (kind, stage) of passes that no pass after it uses (see `Handler.release`). rows: the rank's
+        passes in order.
 
-        A pass uses those that an edge goes from, or else the last one that its microbatch has used on the stage. Raises
-        BadInput where it has used none though the stage has some.
+        A pass uses those from which an edge leads to it; without such an edge, the one that its microbatch used last on the
+        stage. Raises BadInput where there is none though the stage has such passes.
         """
         problem, used, last = self.problem, dict[tuple[int, int], int](), dict[int, int]()
         for row in rows if self.made else ():
@@ -258,7 +257,7 @@ class _Lowering:
         return released
 
     def _action(self, row: int, **by_order: Any) -> Action:
-        """A pass. by_order: the fields that follow from the order of its rank."""
+        """The action of a pass. by_order: the fields that depend on the order of its rank."""
         this_pass = self.problem.passes[row]
         given, takes = self.gives.get(this_pass.name, ()), self.takes.get(this_pass.name)
         local = takes is not None and takes.source == this_pass.rank
@@ -281,8 +280,8 @@ class _Lowering:
         )
 
     def _placed(self, order: Sequence[str], given: Incoming, places: Ints) -> dict[str, list[Message]]:
-        """Pass of a rank → the messages whose place in its order it is, those of one source in the order of its sends.
-        places: of each message. A place behind the last pass is the step's end, and not here."""
+        """Pass of a rank → the messages to handle before it, those of one source in the order of their sends. places: of
+        each message, in the rank's order. A place after the last pass is the end of the step, and left out."""
         at, placed = dict(zip(self.messages, places.tolist(), strict=True)), defaultdict[str, list[Message]](list)
         for message in chain.from_iterable(given.values()):
             if at[message] < len(order):
@@ -291,13 +290,13 @@ class _Lowering:
 
 
 def _messages(handover: Handover) -> list[Message]:
-    """The messages of a step, from rank to rank and within one, as `handover` has them."""
+    """The messages of a step, between ranks and within one, in the order of `handover`."""
     problem = handover.schedule.problem
     names, p, e = problem.names, problem.passes, problem.edges
     gradient, alone = e.carrying("gradient", "side gradient")[e.handing], handover.boundary < 0
     takers = np.where(handover.beside, np.maximum(p.stage[handover.before], p.stage[handover.after]), 0)
     part = problem.parts[handover.before]
-    # What belongs to no microbatch has a channel of its own.
+    # A message that belongs to no microbatch has a channel of its own.
     boundary, part = np.where(alone, -1 - part, handover.boundary), np.where(alone, 0, part)
     columns = (handover.before, handover.after, boundary, part, gradient, takers)
     return [
@@ -307,7 +306,7 @@ def _messages(handover: Handover) -> list[Message]:
 
 
 def _companions(problem: Problem) -> dict[tuple[int, int], frozenset[str]]:
-    """(stage, part) → the kinds of its passes. Passes that are counted by the step belong to no microbatch."""
+    """(stage, part) → the kinds of its passes. Passes that are counted by the step, not by microbatch, are left out."""
     p, companions = problem.passes, defaultdict[tuple[int, int], set[str]](set)
     kinds = p.kind_names
     rows = np.flatnonzero(~p.that(per_step=True))
@@ -317,8 +316,8 @@ def _companions(problem: Problem) -> dict[tuple[int, int], frozenset[str]]:
 
 
 def _going_on(problem: Problem, orders: Sequence[Sequence[str]]) -> Bools:
-    """Of which passes the rank goes on while their work is done, shape (passes,): of one that helps another, where that does
-    not come in one go, parts and then the pass. A pass between may wait for what the helper's rank does next."""
+    """For which passes the rank goes on while their work is done, shape (passes,). A pass that helps another one does so
+    where the helped pass does not directly follow its parts: a pass between may wait for the helper's rank."""
     goes_on, parts, p = passes_where(problem, "goes_on"), passes_where(problem, "before_its_pass"), problem.passes
     broken = set[tuple[int, int]]()
     for order in orders if parts.any() else ():

@@ -1,4 +1,4 @@
-"""`Pipeline`: one rank's part of a model, trained by a schedule, in a person's own loop."""
+"""`Pipeline`: one rank's part of a model, trained by a schedule inside a person's own training loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -40,18 +39,15 @@ from .mesh import Parallelize, pipeline_mesh
 from .own import own_part, parallel_part
 from .rank import StepResult
 from .reports import gathered, put_together, trace_of
-from .sharding.rank import with_sharded
 from .slack import Slack, check_slack
 from .slices.cutting import Counting, Cutting
 from .step_view import StepView
 from .transport.peers import Peers, agreed, shared_cells, together
 from .transport.wires import Wires
-from .updates import check_updates
-from .vocabulary.parts import Shard, WholeVocabulary
 
 
 def _check_device(device: torch.device, emulate: Times | None, split: str, capture: bool) -> None:
-    """Make a GPU the current one. Raises BadInput where the device is none for what is asked."""
+    """Make a GPU the current device. Raises BadInput where an option does not work on this device."""
     if split not in RUN_SPLITS:
         raise BadInput(f"split: '{split}' is none of {', '.join(RUN_SPLITS)}")
     if device.type == "cuda":
@@ -65,49 +61,48 @@ def _check_device(device: torch.device, emulate: Times | None, split: str, captu
 
 
 class Pipeline:
-    """This rank's stages of a model, and the program that a schedule makes of them. Every rank of the group makes one.
+    """One rank's stages of a model, run by a schedule. Every rank of the process group makes one.
 
     layers: the whole model as an nn.Sequential or a list of layers, or a builder that is called with the numbers of the
         layers that this rank owns. A rank keeps only those. How many a stage holds is the problem's `layers`.
-    schedule: the same on all ranks; or a rank's part of a very long one.
-    loss: loss(output, target), a mean, one number; needed on ranks of the last stage.
-    group: the process group with one process a rank of the schedule; None: the default group.
-    device: None: the GPU that the group and this rank say, where the group carries such tensors and there is one, else the
-        CPU.
+    schedule: the same on all ranks; of a very long schedule, a rank may have its own part alone.
+    loss: loss(output, target) → the mean loss of a microbatch, shape (); needed on ranks of the last stage.
+    group: the process group, with one process for each rank of the schedule; None: the default group.
+    device: where the stages run. None: this rank's GPU, where there is one and the backend of `group` is NCCL; else the CPU.
     init: init(number, layer) fills a layer of a model on the meta device, which is materialised only here
         (`layers.materialise`).
-    tied: groups of (layer, name) that hold one parameter; found by itself where `layers` is a list.
+    tied: groups of (layer, name) of parameters that are one and the same; found automatically where `layers` is a list.
     seed: of random layers and of `init`.
-    timeout: seconds to wait for any message in a step. While the ranks build, the process group's own timeout holds.
-    hooks: see `base.state.Hooks`.
+    timeout: seconds to wait for any message in a step. Until all ranks are built, the process group's own timeout holds.
+    hooks: see `base.part.Hooks`.
     emulate: times that passes and messages take in place of this machine's.
-    watch: look for NaN and inf in all that passes make, and name the first.
-    replicas: for data parallelism, the process group of the ranks with the same stages in all pipelines, in one order
-        everywhere. `.grad` becomes the mean over them. Optimizers wait for that before they step; call `wait_gradients`
-        before reading gradients otherwise. Losses, times and memory are this pipeline's.
-    update: for a schedule with passes U: makes a torch optimizer of a stage's parameters, or a list of them; the names that
-        they have in the whole model are in `names` of what it is given. `step` then updates by itself, and
-        leaves no gradients.
+    watch: check the output of every pass for NaN and inf, and name the first pass that has one.
+    replicas: for data parallelism, the process group of the ranks that hold the same stages, one of each pipeline, in the
+        same order for all stages. `.grad` becomes the mean over them. Optimizers wait for that before they step; call
+        `wait_gradients` before reading gradients otherwise. Losses, times and memory are of this pipeline alone.
+    update: for a schedule with passes U: a function that makes a torch optimizer of one stage's parameters (a list; its
+        attribute `names` has their names in the whole model), or a list of optimizers. `step` then updates by itself,
+        and leaves no gradients.
     split: how the backward is split: "layers" queue their weight gradients, and the rest of a backward is B; the "graph" of
         each layer splits any operation, also compiled by "inductor"; "auto" measures both at a block's first forward (see
-        `splits`). With ":slack" behind layers or graph a rank on a CPU runs later W's while it waits (see `slack`).
-    mesh: a DeviceMesh with a dimension "pp", in place of group and replicas: each of its other coordinates runs the same
-        schedule.
-    parallelize: parallelize(stage, mesh), called with each stage of this rank once its layers are built, and alike on all
-        data coordinates: an nn.Module with the stage's layers under their names in the whole model. It spreads them in place
-        over the other dimensions (`mesh["tp"]`: tensor parallelism, FSDP, …), or returns a module with as many layers under
-        the same names.
+        `splits`). With ":slack" appended to layers or graph, a rank on a CPU runs a later W while it waits (see `slack`).
+    mesh: a DeviceMesh with a dimension "pp", in place of group and replicas. Along each of the other dimensions every
+        coordinate runs the same schedule.
+    parallelize: parallelize(stage, mesh), called for each stage of this rank once its layers are built, in the same way on
+        all data coordinates. stage: an nn.Module with the stage's layers under their names in the whole model. The function
+        shards them in place over the other dimensions (`mesh["tp"]`: tensor parallelism, FSDP, …), or returns a module with
+        as many layers under the same names.
     data: the dimensions along which the batch is divided; None: those called dp, dp_replicate, dp_shard. Gradients are
         averaged over them as over replicas, unless FSDP has sharded the parameter over them.
     capture: on a GPU, each rank's step is one CUDA graph from the second of its shape on (see `captured`, docs/gpu.md).
     work: for a schedule with passes J: work(rank, piece, pieces) is called for each (see `work.WorkBeside`).
 
-    The gradient of the mean loss is added to `.grad` of this rank's parameters; any optimizer may update them. Random layers
-    (dropout) draw from numbers that (seed, step, microbatch, layer) fix, whatever the placement. `steps` counts the steps;
-    `load` sets it. On a GPU times are the device's, and `step` returns when that is done.
+    `step` adds the gradient of the mean loss to `.grad` of this rank's parameters; any optimizer may update them. Random
+    layers (dropout) draw from numbers that depend on (seed, step, microbatch, layer) alone, whatever the placement. `steps`
+    counts the steps; `load` sets it. On a GPU `step` returns when the device has finished, and times are the device's.
 
-    Raises BadInput where something does not fit, on all ranks also where it does not fit on one, and RunFailed where a rank
-    fails. After RunFailed the process group is of no use.
+    Raises BadInput where an argument does not fit: on all ranks, even if it is wrong on one. Raises RunFailed where a rank
+    fails; the process group is unusable after that.
     """
 
     def __init__(
@@ -141,52 +136,50 @@ class Pipeline:
         self.mesh = pipeline_mesh(mesh, data, (group, replicas), self.device)
         if self.mesh is not None:
             group, replicas = self.mesh.group, self.mesh.replicas
-        self.group, self.replicas, self.wires = group, replicas, Wires.of(group, self.device)
+        self.wires, self.replicas = Wires.of(group, self.device), replicas
+        self.group = group = default_group() if group is None else group
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
         self.split = split
         slack, split = split.endswith(SLACK), split.removesuffix(SLACK)
-        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize, work, slack)
-        own = self._own_part(given, group, replicas)
+        how = split, self.mesh, parallelize, work, slack, group, replicas
+        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, *how)
+        own = self._own_part(given)
         self.programs, self.program, self.counts = own.programs, own.program, own.counts
-        self.layers, self.module = own.layers, own.module
-        self.vocabulary = WholeVocabulary(own.made.get(Shard), own.names, group, self.device)
+        self.layers, self.module, self.whole = own.layers, own.module, own.whole
         self.inputs, self.targets = own.program.inputs, own.program.targets
         self.microbatches = range(self.view.microbatches)
         self.cutting, self.counting = Cutting.of(self.view.step), Counting.of(loss)
-        homes = self.view.step.stage_ranks  # behind the model's stages come shards of its vocabulary, without layers
+        homes = self.view.step.stage_ranks  # shards of a vocabulary follow the model's stages; they have no layers
         self.owners = [ranks for ranks, n in zip(homes, own.counts, strict=False) for _ in range(n)]
-        self._connect(own, given, group, replicas, emulate)
+        self._connect(own, given, emulate)
         if capture:
             self._runner.capture()
         places = [part.place for part in self.parts if part.place is not None]
         self.alone, self._clip_watch = self.wires.size == 1 and not places, gradients.ParameterWatch(self.wires.rank)
         self.place: int = self.mesh.place if self.mesh is not None else [*places, 0][0]
 
-    def _own_part(self, given: Given, group: Any, replicas: Any) -> Own:
-        """This rank's part of the model, sharded and made parallel, where all ranks were given the same schedule."""
+    def _own_part(self, given: Given) -> Own:
+        """Build this rank's part of the model and parallelize it, once all ranks have agreed on the schedule."""
         with agreed(self.wires, "schedule", self.view.content):
             own = own_part(self.view, self.wires, given)
-            check_updates(self.view.step, given.update, own.tied, replicas)
-            ranks = dist.get_process_group_ranks(default_group() if group is None else group)
-            own = with_sharded(own, replace(given, parallelize=None), replicas, ranks)
-        if replicas is not None:
+        if given.replicas is not None:
             with self.peers.telling("building"):
-                begin_alike(replicas, own.module, self.view.content)
+                begin_alike(given.replicas, own.module, self.view.content)
         if given.parallelize is not None:
             with together(self.peers, "parallelize"):
-                own = with_sharded(parallel_part(own, given), given, replicas, ranks)
+                own = parallel_part(own, given)
         return own
 
-    def _connect(self, own: Own, given: Given, group: Any, replicas: Any, emulate: Times | None) -> None:
-        """Wires to the other ranks, and what runs this rank's passes."""
+    def _connect(self, own: Own, given: Given, emulate: Times | None) -> None:
+        """Connect to the other ranks, and make the runner of this rank's passes."""
         with self.peers.telling("building"):
             free = None if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0]
             self.peers.wires = self.wires.paired(own.view.messages)
             taken = 0 if free is None else free - torch.cuda.mem_get_info(self.device)[0]
             self.communicators = {"count": len(self.peers.wires.pairs), "bytes": taken}
             weakref.finalize(self, self.peers.wires.close)
-            self._runner = connected(own, given, (group, replicas), self.wires, self.peers, self.hooks, emulate)
+            self._runner = connected(own, given, self.wires, self.peers, self.hooks, emulate)
             self.mailbox, state = self._runner.mailbox, self._runner.interpreter.state
             self.mailbox.trained = trained_by_name(self.module)
             self.stages: Mapping[int, Stage] = state.stages
@@ -206,30 +199,29 @@ class Pipeline:
 
     @property
     def captured(self) -> list[str]:
-        """Where steps are captured: what was, and what was not and why, a line each."""
+        """Where steps are captured: one line for each graph, and for each step that was not captured, with the reason."""
         return [] if self._runner.captures is None else self._runner.captures.said
 
     def wait_gradients(self) -> None:
-        """Until `.grad` is the mean over all replicas of the pipeline, or over the ranks with the other shards. Raises
-        RunFailed."""
+        """Wait until `.grad` is the mean over all replicas, or this rank's shard of it. Raises RunFailed."""
         self._runner.wait_gradients()
 
     @property
     def parts(self) -> Sequence[Part]:
-        """What the step's features have here (see `Part`)."""
+        """The parts of the step's features on this rank (see `Part`)."""
         return self._runner.parts
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This rank's parameters, each once: for the optimizer."""
+        """This rank's parameters, each once, as an optimizer takes them."""
         everything = self.module.parameters()
         return everything if self.alone else self._clip_watch.over(everything)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """With the names that they have in the whole model."""
+        """This rank's parameters with their names in the whole model."""
         return self.module.named_parameters()
 
     def run_ahead(self, ahead: Ahead) -> None:
-        """From now on begin steps before the optimizer's last one is validated (see `PostValidated`)."""
+        """From now on begin a step before the optimizer's last update is validated (see `PostValidated`)."""
         for part in self.parts:
             if part.no_ahead:
                 raise BadInput(f"PostValidated: {part.no_ahead}")
@@ -246,13 +238,13 @@ class Pipeline:
 
     @property
     def ahead(self) -> bool:
-        """Do steps begin before the optimizer's last one is validated?"""
+        """Does a step begin before the optimizer's last update is validated?"""
         return self._runner.ahead is not None
 
     def switch(self, schedule: Schedule) -> None:
-        """From the next step on run another order of the same passes on the same ranks, with whatever times its problem has.
-        All ranks, of all replicas, call this between two steps, with the same schedule. Raises BadInput on all of them where
-        one cannot."""
+        """From the next step on run another order of the same passes on the same ranks. Their times may differ. All ranks,
+        of all replicas, call this between two steps, with the same schedule. Raises BadInput on all ranks where one of them
+        cannot switch."""
         with together(self.peers, "schedule", StepView.of(schedule).content):
             view = watching.checked_order(self, schedule)
             programs = lower(view, training=not forwards_alone(view.step))
@@ -263,7 +255,7 @@ class Pipeline:
         self._runner.switch(view, programs)
 
     def finish(self) -> None:
-        """Wait until the optimizer's last step is final, where that is validated late. Raises RunFailed."""
+        """Wait until the optimizer's last update is final, where it is validated late. Raises RunFailed."""
         if self._runner.ahead is not None:
             self._runner.ahead.optimizer.finish()
 
@@ -282,15 +274,15 @@ class Pipeline:
     ) -> StepResult:
         """Forward and backward of one batch: the gradient of its mean loss is added to `.grad`.
 
-        inputs, targets: the batch, split along dimension 0 into equal microbatches or by the schedule's sizes, or a
-            microbatch each; shapes may differ from one to the next. Inputs are read on ranks of the first stage, targets on
-            those of the last, and each where layers take it (see `docs/side-inputs.md`). As a mapping they need to hold
-            only the microbatches that run there (`self.inputs`, `self.targets`). With slices tensors are
-            (batch, length, …), and each label of a microbatch counts alike in its loss.
-        uneven: any number of rows will do; every row of `targets` counts alike in the mean.
+        inputs, targets: the batch, split along dimension 0 into equal microbatches or by the schedule's sizes; or a sequence
+            of microbatches, whose shapes may differ. Ranks of the first stage read inputs, those of the last stage targets,
+            and other ranks what their layers take (see `docs/side-inputs.md`). A mapping needs to hold only the microbatches
+            that run there (`self.inputs`, `self.targets`). With slices tensors are (batch, length, …), and each label of a
+            microbatch has the same weight in its loss.
+        uneven: the batch may have any number of rows; every row of `targets` has the same weight in the mean.
         scaler: a gradient scaler (`ShardedGradScaler`): gradients are of the loss times its scale; the loss in the result is
             not.
-        memory: count bytes (slow).
+        memory: measure the bytes held after each pass (slow).
 
         Raises BadInput, and RunFailed naming rank, pass and cause.
         """
@@ -318,14 +310,15 @@ class Pipeline:
         result = self._runner.run(data, self.device, memory, given)
         self.steps += 1
         if scaler is not None:
-            self.wait_gradients()  # a scaler reads gradients before any optimizer does
+            self.wait_gradients()  # a scaler reads gradients before an optimizer waits for them
             gradients.lay_out(self)
         return result
 
     @contextmanager
     def _refused_together(self, uneven: bool) -> Iterator[None]:
-        """Inside, this rank takes its part of a batch. Where one cannot, all ranks end soon. Only of an uneven batch they
-        ask each other first; else who refuses says so in the messages that begin a step anyway (see `RankRunner.refuse`)."""
+        """Inside, this rank splits its part of a batch. Where one rank cannot, all ranks stop soon. Only for an uneven batch
+        they ask each other first; else a refusal goes along with the messages that begin a step (see
+        `RankRunner.refuse`)."""
         if uneven:
             with together(self.peers, "batch"):
                 yield
@@ -336,8 +329,7 @@ class Pipeline:
             self._runner.refuse(error, self.device)
 
     def _check_gradients(self) -> None:
-        """Raise BadInput where a step has backwards, and torch makes no graphs now, or where a stage is trained that has no
-        backward."""
+        """Raise BadInput where a step has backwards but torch records no graphs, or a trained stage has no backward."""
         check_untrained(self.view.step, self.counts, list(self.stages), self.layers)
         if not torch.is_grad_enabled() and passes_where(self.view.step, "adds_gradients").any():
             raise BadInput(
@@ -346,8 +338,8 @@ class Pipeline:
 
     @property
     def splits(self) -> list[dict[str, Any]]:
-        """How this rank's layers are split, where that is decided a layer at a time: a row for each kind of block, with the
-        numbers of its layers, why, and what was measured. Complete after the first step."""
+        """How each layer's backward is split on this rank, where that is decided layer by layer: a row for each kind of
+        block, with the numbers of its layers, the reason and what was measured. Complete after the first step."""
         from .graphs.auto import decisions_of
 
         return decisions_of(self.stages.values())
@@ -355,9 +347,9 @@ class Pipeline:
     def trace(
         self, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any], whole: Schedule | None = None
     ) -> Trace | None:
-        """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`. whole: the
-        schedule of the whole step on rank 0, where each rank has only its part. The trace is of the first step's schedule,
-        and says from which step on another order ran."""
+        """A trace of these steps on rank 0, None on the others; every rank calls it, with its own `memory`. whole: on rank
+        0, the schedule of the whole step, where each rank has only its own part. The trace is of the first step's schedule;
+        its `switches` say from which step on another order ran."""
         gpu = self._runner.gpu
         launching = None if gpu is None else gpu.launching / 1000
         bodies = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())

@@ -1,4 +1,4 @@
-"""One rank of a pipeline that is connected to the others: it runs steps."""
+"""`RankRunner`: runs the steps of one rank that is connected to the others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .transport.peers import Peers
 
 @dataclass(frozen=True)
 class StepResult:
-    """One training step. memory: this rank's, where it was asked for. seen: what all ranks saw of the step."""
+    """One training step. memory: of this rank, if requested. seen: the reports of all ranks."""
 
     seen: StepReport = field(repr=False)
     memory: Memory | None
@@ -53,9 +53,8 @@ class StepResult:
 
 @dataclass(eq=False)
 class RankRunner:
-    """Runs the steps of one rank. ahead: begins steps before the optimizer's last one is validated, where somebody asks for
-    that. gpu: the device, where that is one; captures: its graphs, where steps are captured. last: what all ranks saw of the
-    last step."""
+    """Runs the steps of one rank. ahead: begins steps before the optimizer's last update is validated, if set. gpu: the
+    device, if a GPU; captures: its CUDA graphs, if steps are captured. last: the report of the last step."""
 
     module: nn.Module
     peers: Peers
@@ -73,12 +72,13 @@ class RankRunner:
 
     @property
     def parts(self) -> Sequence[Part]:
-        """What features have here."""
+        """The parts of features on this rank."""
         return self.interpreter.state.parts
 
     def run(self, data: Data, device: torch.device, memory: bool, given: Sequence[int] = NOT_COMPARED) -> StepResult:
-        """One step. memory: count bytes. given: `checksum` of this rank's inputs and of its targets, where compared.
-        Raises RunFailed naming rank, pass and cause, and BadInput where other ranks refuse the batch: nothing has run."""
+        """Run one step. memory: measure it. given: `checksum` of this rank's inputs and of its targets, where ranks compare
+        them. Raises RunFailed naming rank, pass and cause, and BadInput where other ranks refuse the batch: nothing has
+        run."""
         with self.peers.telling(f"pass {self.interpreter.program.actions[0].name}"):
             numbers = self.shapes.agree(self.mailbox, data.inputs, device, given)
             refused = [number == REFUSED for number in numbers.values()]
@@ -101,7 +101,7 @@ class RankRunner:
             return StepResult(self.last, counted if memory else None)
 
     def _on_gpu(self, gpu: RankDevice, data: Data, memory: bool) -> tuple[Record, Memory | None]:
-        """Launch everything, or replay it; then wait for the device once, and read its times."""
+        """Launch everything, or replay a graph; then wait for the device once, and read its times."""
         captures, missing = self.captures, missing_bytes(self.module.parameters())
         graph = None if captures is None or memory else captures.of(data, self.mailbox.no_capture)
         if self.ahead is None:
@@ -115,7 +115,7 @@ class RankRunner:
             replaying = (time.monotonic_ns() - began) // len(record.marks)
             gpu.finish(record, graph.marks)
             record.launched = [replaying] * len(record.marks)
-            self.mailbox.flush()  # what ranks told each other before the step
+            self.mailbox.flush()  # the shape numbers sent before the step
             return record, None
         begin = partial(gpu.begin, marks=gpu.marks, missing=missing)
         with nullcontext() if captures is None else captures.watch(data):
@@ -126,7 +126,7 @@ class RankRunner:
         return record, None if counted is None else replace(counted, device=gpu.peak)
 
     def switch(self, view: StepView, programs: Sequence[Program]) -> None:
-        """Between two steps: run another order from now on."""
+        """From the next step on, run another order."""
         program, interpreter = programs[self.peers.wires.rank], self.interpreter
         interpreter.program = program
         self.mailbox.expect(program.incoming)
@@ -135,7 +135,7 @@ class RankRunner:
             interpreter.slack = interpreter.slack.of(view.schedule, programs)
 
     def capture(self) -> None:
-        """Capture steps from now on, where that can be."""
+        """Capture steps from now on, where that is possible."""
         assert self.gpu is not None
         refusal = next((part.no_capture for part in self.parts if part.no_capture), "")
         if self.interpreter.hooks.watch:
@@ -143,14 +143,14 @@ class RankRunner:
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
 
     def launch(self, data: Data, marks: Marks) -> Record:
-        """Launch all of a step on the device; nothing waits for it."""
+        """Launch a whole step on the device; nothing waits for it."""
         self._mark_with(marks)
         record = self._passes(data)
         self._end(record)
         return record
 
     def _mark_with(self, marks: Marks) -> None:
-        """The events of what comes next are these, on the stream that is the current one."""
+        """Use these marks for the events that follow, on the current stream."""
         marks.stream = torch.cuda.current_stream(marks.device)
         self.interpreter.marks = marks
         self.mailbox.mark_with(marks)
@@ -158,30 +158,29 @@ class RankRunner:
             part.marks = marks
 
     def reset(self) -> None:
-        """Drop what launching a step has left that broke off."""
+        """Drop the state of a launch that failed."""
         self.interpreter.forget()
         self.mailbox.restart()
 
     def refuse(self, error: BadInput, device: torch.device) -> None:
-        """This rank cannot take its part of a batch: tell the others, and raise `error`. Where the ranks that read inputs
-        refuse theirs, all ranks raise BadInput and nothing has run; else the others run already, and all fail."""
+        """This rank cannot use its part of a batch: tell the others, and raise `error`. Where all ranks that read inputs
+        refuse, all ranks raise BadInput and nothing has run; else the others are running already, and all ranks fail."""
         with self.peers.telling("batch"):
             if not all(number == REFUSED for number in self.shapes.agree(self.mailbox, None, device).values()):
                 raise error
         raise error
 
     def wait_gradients(self) -> None:
-        """Wait until `.grad` is the mean over all replicas of the pipeline, or over the ranks with the other shards. Raises
-        RunFailed."""
+        """Wait until `.grad` is the mean over all replicas, or this rank's shard of it. Raises RunFailed."""
         for wait in self._waits:
             with self.peers.telling("mean of gradients"):
                 wait()
 
     def _end(self, record: Record) -> None:
-        """The passes have run, or are launched: wait for what they began, on a device by what comes next there, and put
-        everything in order for the next step. Passes that only began work, or sums of gradients, end when those are done, on
-        an emulated device after its time."""
-        if self.ahead is None:  # else nothing may wait here: the next step begins, and what is on its way arrives in it
+        """End a step whose passes have run, or are launched: wait for the work that they started (on a GPU its stream
+        waits), and prepare the next step. Passes that only start work, and sums of gradients, get the end of that work as
+        their end; on an emulated device, once its time has passed."""
+        if self.ahead is None:  # else do not wait: the next step begins now, and receives what is still in transit
             self.mailbox.flush()
         if self.ahead is None and self.gpu is None:
             self._hear_last()
@@ -195,7 +194,7 @@ class RankRunner:
             emulated.drain()
         sums = self._sums()
         for wait in self._waits if self.captures is not None else ():
-            wait()  # what a graph began it must end
+            wait()  # work that starts inside a graph must end inside it
         for i, action in enumerate(self.interpreter.program.actions):
             if HANDLERS[action.kind].ends_with_step:
                 later[i] = sums.get(action.stage, 0)
@@ -208,8 +207,8 @@ class RankRunner:
                 record.later[i] = done
 
     def _sums(self) -> Mapping[int, Any]:
-        """Add up the gradients that several ranks have. Stage → when the sums that its passes C began were there, monotonic
-        ns or a mark."""
+        """Sum the gradients that several ranks have. Returns stage → when the sums that its passes C started were done,
+        monotonic ns or a mark."""
         ended: dict[int, Any] = {}
         for part in self.parts:
             ended |= part.sums()
@@ -223,12 +222,12 @@ class RankRunner:
             done = self.ahead.run(self.interpreter, self.mailbox, meter)
             self._hear_last()
         for part in self.parts:
-            part.begin_gradients()  # not before: the last step's gradients may have been needed once more
+            part.begin_gradients()  # not earlier: `ahead` may need the last step's gradients
         self.interpreter.run_all(self.interpreter.program.actions[done:], meter)
         return record
 
     def _hear_last(self) -> None:
-        """Wait until all ranks have ended the step before, so that only one step's reports are on their way."""
+        """Wait until all ranks have ended the last step, so that the reports of only one step are in transit."""
         if self.last is not None:
             self.last.wait()
 

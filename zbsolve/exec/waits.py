@@ -1,5 +1,6 @@
-"""Can a step on GPUs hang? The programs of all ranks become a graph of what waits for what, by the rules of `docs/nccl.md`.
-A circle in it is a deadlock. Without one the step ends, whatever time passes, messages and hosts take."""
+"""Can a step on GPUs deadlock? From the programs of all ranks this builds a graph of what waits for what, by the rules in
+`docs/nccl.md`. A circle in it is a deadlock. The graph has no times: without a circle the step ends, however long passes,
+messages and hosts take."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ MOST_NAMED = 6  # of what waits for each other
 
 
 def circle(programs: Sequence[Program]) -> tuple[str, ...]:
-    """Why a step may hang: lines of which each waits for the one before it, and the first for the last; () where the step
-    ends. programs: those of all ranks, as `lower` makes them."""
+    """Why a step may deadlock: lines, each of which waits for the previous one, and the first for the last; () where it
+    cannot. programs: of all ranks, as `lower` makes them."""
     return graph_of(programs).circle()
 
 
@@ -38,8 +39,8 @@ def graph_of(programs: Sequence[Program]) -> WaitGraph:
 
 
 class _Together:
-    """What several ranks have part in. ends: of messages, collectives and copies. sends, receives: the hosts' calls. joined:
-    the end of a collective of all → how many ranks start it. heard: events that wait for copies of other ranks."""
+    """What several ranks take part in. ends: of messages, collectives and copies. sends, receives: the calls of hosts.
+    joined: end of a collective → how many ranks start it. heard: (event, the copy of another rank that it waits for)."""
 
     def __init__(self) -> None:
         self.graph = WaitGraph()
@@ -50,30 +51,30 @@ class _Together:
         self.heard: list[tuple[int, str]] = []
 
     def end(self, what: object, text: str) -> int:
-        """The one end of what several ranks start."""
+        """The event that ends what several ranks start together."""
         if what not in self.ends:
             self.ends[what] = self.graph.event(text)
         return self.ends[what]
 
     def join(self, ranks: int) -> None:
-        """Let ranks wait for calls of others. What not all of its ranks start never ends: it waits for itself."""
+        """Add waits between ranks. What not all of its ranks start never ends: it waits for itself."""
         before = self.graph.before
         for message in self.sends.keys() ^ self.receives.keys():
             before[self.ends[message]].append(self.ends[message])
         for end, count in self.joined.items():
             before[end] += [] if count == ranks else [end]
-        for message in self.receives.keys() & self.sends.keys():  # the sender's host has told its format before
+        for message in self.receives.keys() & self.sends.keys():  # the sender's host sends the format first
             before[self.receives[message]].append(self.sends[message])
         for event, name in self.heard:
             before[event].append(self.ends[name])
 
 
 class _Rank:
-    """One rank on its way through its program. host: its host's last call. open: ends of what was enqueued since then.
-    computed: the end of the pass launched last. issued: what was put last into the device's one hardware queue, which all
-    that is put there later waits for. streamed: stream → the end of what is last on it. reserved: message → what used its
-    memory before. left: source → the messages whose receives are not enqueued. begun: pass that only began work → when a
-    thread has launched that (None: its host does), and its end. gathered: stage → the end of its last gather."""
+    """One rank, as its program is read. host: the last call of its host. open: ends of the work enqueued since that call.
+    computed: the end of the pass launched last. issued: the last entry in the device's single hardware queue; every
+    later one waits for it. streamed: stream → the end of its last work. reserved: message → what used its
+    memory before. left: source → the messages whose receives are not enqueued yet. begun: pass that only starts work →
+    (when a thread launched the work; None: the host did), its end. gathered: stage → the end of its last gather."""
 
     def __init__(self, program: Program, together: _Together) -> None:
         self.program, self.together, self.graph = program, together, together.graph
@@ -89,7 +90,7 @@ class _Rank:
         self.gathered: dict[int, int] = {}
 
     def run(self) -> None:
-        """Its whole program, in the interpreter's order; its step ends behind all that it has enqueued."""
+        """Read the whole program, in the interpreter's order; the step ends after all that was enqueued."""
         for action in self.program.actions:
             self.hold([self.together.ends[message] for message in action.gone], f"sends over before {action.name}")
             for message in action.posts:
@@ -104,13 +105,12 @@ class _Rank:
         self.graph.event(f"{self.name} step ends", [self.host, *self.streamed.values()])
 
     def call(self, text: str, before: Iterable[int | None] = ()) -> int:
-        """The host's next call, which may wait for all that its rank has enqueued before."""
+        """Add a call of the host; it may wait for all that the rank has enqueued so far."""
         self.host, self.open = self.graph.event(f"{self.name} host {text}", [self.host, *before, *self.open]), []
         return self.host
 
     def enqueue(self, stream: str, text: str, before: Iterable[int | None] = (), end: int | None = None) -> int:
-        """Put work on a stream, as the host's last call. end: the event with which it ends (None: it ends by itself).
-        Returns its end."""
+        """Enqueue work on a stream, by the host's last call. end: the event that ends it, or None. Returns its end."""
         waits = [self.host, self.streamed.get(stream), *before, self.issued]
         start = self.issued = self.graph.event(f"{self.name} device {text}", waits)
         if end is None:
@@ -122,13 +122,13 @@ class _Rank:
         return end
 
     def hold(self, ends: Sequence[int], what: str, before: Iterable[int | None] = ()) -> None:
-        """Computing waits for these ends, if there are any."""
+        """The compute stream waits for these ends, if there are any."""
         if ends:
             self.call(f"takes {what}", before)
             self.computed = self.enqueue("compute", f"waits for {what}", ends)
 
     def receive(self, message: Message) -> None:
-        """The receives of its pair up to it, as far as they are not enqueued."""
+        """Enqueue the receives from the message's source up to it that are not enqueued yet."""
         while message not in self.together.receives:
             due = self.left[message.source].popleft()
             self.together.receives[due] = self.call(f"receives {_named(due)}")
@@ -136,18 +136,18 @@ class _Rank:
             self.enqueue(f"arrivals from {due.source}", f"sees {_named(due)} arrive", [end])
 
     def send(self, message: Message) -> None:
-        """Behind the pass that was launched last."""
+        """Send after the pass that was launched last."""
         self.together.sends[message] = self.call(f"sends {_named(message)}")
         self.carry(message, "sends", [self.computed])
 
     def carry(self, message: Message, does: str, before: Iterable[int | None]) -> int:
-        """The device's part of a message, on the communicator of its two ranks. Returns its end."""
+        """Enqueue this device's part of a message on the communicator of its two ranks. Returns its end."""
         name = _named(message)
         end = self.together.end(message, f"message {name} is through")
         return self.enqueue(f"messages {message.source} {message.destination}", f"{does} {name}", before, end)
 
     def launch(self, action: Action) -> None:
-        """The pass itself, on the stream of its kind."""
+        """Launch the pass, on the stream of its kind."""
         handler, kind, name, together = HANDLERS[action.kind], TABLE[action.kind], action.name, self.together
         taken = [together.ends[message] for message in action.messages]
         self.call(f"launches {name}")
@@ -169,8 +169,8 @@ class _Rank:
             self.computed = self.enqueue("compute", f"runs {name}", [*taken, gathered])
 
     def copy(self, action: Action) -> None:
-        """What a microbatch keeps goes or comes. A thread launches a copy that waits for other ranks', and the host waits
-        for the thread where the copy is to be over."""
+        """An offload or reload. A thread launches a copy that waits for copies of other ranks; the host waits for the thread
+        where the copy must be done."""
         stream, name = f"copies {action.stream}", action.name
         if action.hears:
             end = self.graph.event(
@@ -190,21 +190,21 @@ def _named(message: Message) -> str:
 
 
 class WaitGraph:
-    """texts: what each event is, in words; before: of each one the events that it waits for, by number."""
+    """texts: each event in words; before: for each event the numbers of those that it waits for."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.before: list[list[int]] = []
 
     def event(self, text: str, before: Iterable[int | None] = ()) -> int:
-        """A new event that waits for those of `before` that are there. Its number."""
+        """Add an event that waits for those of `before` that are not None. Returns its number."""
         self.texts.append(text)
         self.before.append([number for number in before if number is not None])
         return len(self.texts) - 1
 
     def circle(self) -> tuple[str, ...]:
-        """Events of which each waits for the one before it, and the first for the last, in words, from the one that was made
-        first; () where none do. One of them is in no shorter circle."""
+        """A circle of events in words: each waits for the one before it, the first for the last; () where there is none.
+        It starts with the event that was added first. One of its events is in no shorter circle."""
         after: list[list[int]] = [[] for _ in self.texts]
         waiting = [len(before) for before in self.before]
         for number, before in enumerate(self.before):
@@ -229,7 +229,7 @@ class WaitGraph:
 
 
 def _way_round(start: int, after: Sequence[Sequence[int]]) -> list[int]:
-    """The shortest way from `start` back to it, which must exist: `start` first."""
+    """The shortest path from `start` back to it; one must exist. Its first event is `start`."""
     came, todo = dict[int, int](), deque([start])
     while start not in came:
         here = todo.popleft()

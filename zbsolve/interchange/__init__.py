@@ -1,4 +1,4 @@
-"""Other engines: one file each, for what is written for it and read from it."""
+"""Schedules in the formats of other engines. Each engine has one file, which writes and reads its format."""
 
 from typing import TYPE_CHECKING
 

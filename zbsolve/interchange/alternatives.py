@@ -1,4 +1,4 @@
-"""Which order of a problem an engine can run, where it cannot run a schedule: the best of the named ones."""
+"""The best order that an engine can run, if it cannot run the schedule: it is searched among named schedules."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError
 from ..util.text import format_time
 from .order import Order, order_for
 
-Orders = Callable[[Problem], Iterable[tuple[str, Schedule]]]  # of a problem: what orders are called, and the orders
+Orders = Callable[[Problem], Iterable[tuple[str, Schedule]]]  # problem → (title, order) of orders to try
 
-OTHER_EFFORT = 1.6  # of a plan in place of one that an engine cannot run
+OTHER_EFFORT = 1.6  # effort of the search for a plan that an engine can run
 
 
 @dataclass(frozen=True)
 class Found:
-    """An order that an engine can run, and what it is called."""
+    """An order that an engine can run, and its title."""
 
     schedule: Schedule
     title: str
     value: float  # its objective there, µs
 
     def cost(self, other: Schedule, engine: str) -> str:
-        """`takes 1.08 s, 15.4 % more`: its objective against that of another schedule; and what it takes without the
-        engine's own messages, where that is another time."""
+        """`takes 1.08 s, 15.4 % more`: its objective compared with another schedule's; and its time without the engine's
+        blocking messages, if that differs."""
         theirs = other.timeline().value
         more = "as long as the schedule" if self.value == theirs else compared(self.value, theirs)
         free = self.schedule.timeline().value
@@ -47,7 +47,7 @@ class Found:
 
 
 def compared(own: float, theirs: float) -> str:
-    """`15.4 % more`: one time against another."""
+    """`15.4 % more`: the relative difference of two times."""
     share = (own - theirs) / theirs if theirs else 0.0
     return f"{abs(share):.1%} {'less' if share < 0 else 'more'}".replace("%", " %")
 
@@ -55,15 +55,15 @@ def compared(own: float, theirs: float) -> str:
 def best_order(
     schedule: Schedule, target: Target, orders: Orders | None = None, step_time: Callable[[Order], float] | None = None
 ) -> Found | None:
-    """The order of least objective that `target` can run of this schedule's step, on a placement and with kinds of passes
-    that it has, within the memory; None where there is none. orders: what to try; else the named schedules, and the schedule
-    itself where moving passes on their rank is enough. step_time: an order's objective there, where it is not the
-    timeline's. A fused backward takes as long as B and W together."""
+    """The best order of this schedule's step that `target` can run: with its placements and kinds of passes, and within the
+    memory. None if there is none. orders: the orders to try; by default named schedules, and the schedule itself if moving
+    passes on their rank is enough. step_time: an order's objective in the engine, if it is not the timeline's. A fused
+    backward takes as long as B and W together."""
     best: Found | None = None
     for title, other in _candidates(schedule, target, orders or _named):
         try:
             order = order_for(other, target)
-        except ZbsolveError:  # it does not hold within the memory, or the engine has no such order either
+        except ZbsolveError:  # it needs too much memory, or the engine cannot run it either
             continue
         value = step_time(order) if step_time else other.timeline().value
         if best is None or value < best.value:
@@ -72,8 +72,8 @@ def best_order(
 
 
 def why_none(schedule: Schedule, target: Target, orders: Orders | None = None) -> str:
-    """Why `best_order` finds none: ` within its memory` where it finds one without that limit, else `: ` and what is in the
-    way of each placement that the engine has, as far as that is known."""
+    """The end of a message that says why `best_order` returns None: " within its memory" if there is an order without the
+    limit, otherwise ": " and the known obstacle to each of the engine's placements."""
     problem = schedule.problem
     if problem.capacity is not None:
         roomy = Schedule(replace(problem, capacity=None), schedule.order, schedule.syncs)
@@ -85,7 +85,7 @@ def why_none(schedule: Schedule, target: Target, orders: Orders | None = None) -
 
 
 def _obstacle(problem: Problem, place: str) -> str:
-    """Why the step cannot be laid out on a placement of that name; "" where it can."""
+    """Why the step cannot have the placement named `place`; "" if it can."""
     try:
         chunks = len(problem.placement) / problem.ranks
         placements = list(_placements(problem, place))
@@ -107,7 +107,7 @@ def _candidates(schedule: Schedule, target: Target, orders: Orders) -> Iterator[
 
 
 def first_fused(schedule: Schedule) -> Schedule:
-    """The same schedule where each W of stage 0 comes right behind its B."""
+    """The same schedule with each W of stage 0 directly after its B."""
     first, problem = {}, schedule.problem
     for row in problem.rows("B", stage=0).tolist():
         backward = problem.passes[row]
@@ -121,21 +121,21 @@ def first_fused(schedule: Schedule) -> Schedule:
 
 
 def variants(problem: Problem, target: Target) -> Iterator[Problem]:
-    """The same step as the target may have it: on the placements that it has, the backward split or fused."""
+    """The step with each placement that the target supports, with a split and with a fused backward."""
     for place, kinds in target.places.items():
         for fused in (False, True):
             for placement in _placements(problem, place):
                 try:
                     step = restaged(problem, placement)
                     step = _fused(step) if fused else step
-                except ZbsolveError:  # no plain step, or it does not fit the memory so
+                except ZbsolveError:  # the step is not plain, or does not fit the memory
                     continue
                 if set(step.passes.kinds) <= set(kinds):
                     yield step
 
 
 def _fused(problem: Problem) -> Problem:
-    """The step with one backward that takes as long as B and W together. Raises BadInput where it is not split."""
+    """The step with fused backwards that take as long as B and W together. Raises BadInput if it has no B and W."""
     passes, times = problem.passes, [0] * problem.stages
     for row in problem.rows("B", "W").tolist():
         if not passes.microbatch[row]:
@@ -144,7 +144,7 @@ def _fused(problem: Problem) -> Problem:
 
 
 def _placements(problem: Problem, place: str) -> Iterator[tuple[int, ...]]:
-    """Placements of that name for as many ranks, of the same stages or of neighbours joined."""
+    """Placements named `place` for the problem's ranks, with its stages or with neighbouring stages joined."""
     try:
         here = problem.placement
     except BadInput:

@@ -1,7 +1,7 @@
 """ColossalAI's zero-bubble V: one list of `ScheduledNode`s a rank (`colossalai/pipeline/schedule/v_schedule.py`, 0.5.0).
 
-Its chunk 0 goes down the ranks and chunk 1 up again, on the way back too. A fused backward is a B and its W behind it. The
-executor (`ZeroBubbleVPipeScheduler`) takes buffers first in, first out, and never looks at `minibatch`.
+Chunk 0 goes from the first rank to the last, and chunk 1 back to the first. A fused backward is a B followed by its W. The
+executor (`ZeroBubbleVPipeScheduler`) takes buffers first in, first out, and does not use `minibatch`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NodeForm(msgspec.Struct):
 
 
 def read(body: Any, where: str, placement: str | None = None) -> ForeignOrder:
-    """The order that node lists say, a list a rank, on a V unless another `placement` is named. Raises BadInput."""
+    """The order in node lists, one for each rank. placement: by name; None: a V. Raises BadInput."""
     rows = checked(body, list[list[NodeForm]], where)
     for rank, row in enumerate(rows):
         wrong = next((i for i, node in enumerate(row) if node.stage != rank), None)

@@ -1,8 +1,9 @@
 """DeepSpeed: a `PipeSchedule` with explicit steps a stage, and a `PipelineModule` with the schedule's layers
 (`deepspeed/runtime/pipe/{schedule,engine,module}.py`, 0.19.8).
 
-Its messages block both ranks, and it keeps one received gradient. So messages are given a place between the passes where
-neither breaks; what that costs is said. A buffer is a microbatch's from its first step to its last.
+Its messages block both ranks, and it keeps only one received gradient. Messages are therefore placed between passes so that
+ranks do not deadlock and no gradient is overwritten; a note says what that costs. A microbatch has the same buffer from its
+first instruction to its last.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def lowered(order: Order, events: Rows) -> tuple[tuple[tuple[Instruction, ...], 
 
 
 def _with_buffers(row: list[Event], loads: bool) -> Iterator[Instruction]:
-    """The row's instructions. A microbatch has the first free buffer until nothing of it is left to do; loads: whether each
-    forward's batch is loaded before it."""
+    """The row's instructions. A microbatch gets the first free buffer, and has it until its last event. loads: load a batch
+    before each forward."""
     last = {event.cell.microbatch: i for i, event in enumerate(row)}
     held: dict[int, int] = {}
     for i, event in enumerate(row):
@@ -127,7 +128,7 @@ def _value(schedule: Schedule, events: Rows) -> float:
 
 
 def _cost(schedule: Schedule, events: Rows) -> str:
-    """What blocking messages do to the step."""
+    """A note on how much blocking messages lengthen the step."""
     here, free = _value(schedule, events), schedule.timeline().value
     return (
         f"DeepSpeed's messages block both ranks: by the schedule's times a step then takes {format_time(here)}, "

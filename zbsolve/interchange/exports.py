@@ -1,5 +1,5 @@
-"""`export`: a schedule as a file for another engine, or one line that says why not and what its best order costs; what one
-asks of it and what it gives; what each layer is, for engines that know their model's layers by kind."""
+"""`export`: a schedule as a file for another engine. If the engine cannot run it, an error says why, and how long the best
+order takes that it can run. Also the kinds of layers, for engines whose files name them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
     from ..planner.candidate import Choice
 
-LETTERS = "EtmL-"  # embedding, transformer layer, multi-token prediction, loss; "-": belongs to the layer beside it
-# A kind of passes of a data-parallel group, and what is said where they are left out.
+LETTERS = "EtmL-"  # embedding, transformer layer, multi-token prediction, loss; "-": part of a neighbouring layer
+# Passes of a data-parallel group: a kind, and the words of the note that they are left out.
 GROUP_NOTES = (
     ("C", "C", "sum gradients over replicas", "sums them"),
     ("RS", "AG and RS", "gather parameters and reduce gradients", "does both"),
@@ -29,9 +29,9 @@ GROUP_NOTES = (
 
 @dataclass(frozen=True)
 class Options:
-    """What one may ask for. path: the file's name, as notes say it. or_best: where the engine cannot express the schedule,
-    its best order is written instead. defer_recv: for torch's `defer_pp_recv=True`. layers: for Megatron and torchtitan,
-    what each layer of the profile is. plan: the plan whose schedule it is, for targets that take a whole layout."""
+    """Options of an export. path: the file's name, for notes. or_best: if the engine cannot run the schedule, write the best
+    order that it can run. defer_recv: for torch's `defer_pp_recv=True`. layers: for Megatron and torchtitan, the kind of
+    each layer of the profile. plan: the plan that the schedule belongs to, for targets that take a whole layout."""
 
     path: str = "FILE"
     or_best: bool = False
@@ -47,8 +47,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Export:
-    """A file for another engine. text: what is in it. notes: what whoever loads it must know, a line each. facts: the same
-    for programs; rows: each rank's line in the engine's words, for `--json` without a file."""
+    """A file for another engine. text: its content. notes: what its user must know, a line each. facts: the same for
+    programs. rows: each rank's line in the engine's words, for `--json` without a file."""
 
     text: str
     notes: tuple[str, ...]
@@ -58,16 +58,16 @@ class Export:
 
 @dataclass(frozen=True)
 class LongExport:
-    """A file of a repeated schedule. made: what is known of it, without its text; lines: its text, a rank a line, made as it
-    is read."""
+    """The file of a repeated schedule. made: the export without its text. lines: the text, a line for each rank, generated
+    while it is read."""
 
     made: Export
     lines: Iterator[str]
 
 
 def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport | None:
-    """A repeated schedule for the target called `to`, a rank at a time; None for a target that takes it whole. Raises as
-    `export`, but Refused for an order that the target cannot express: no other one is sought."""
+    """Export a repeated schedule to the target `to` rank by rank; None for a target that needs all passes at once. Raises as
+    `export`, but Refused for an order that the target cannot express: no other order is searched."""
     engine = target(to)
     if not engine.by_rank:
         return None
@@ -75,14 +75,14 @@ def export_long(long: RepeatedSchedule, to: str, options: Options) -> LongExport
 
 
 def export(schedule: Schedule, to: str, options: Options | None = None) -> Export:
-    """A schedule for another engine.
+    """Export a schedule to another engine.
 
-    schedule: what to write.
-    to: the target's name. What ranks of a data-parallel group exchange is left out, as a note says.
-    options: what else to say; None: the defaults.
+    schedule: the schedule to write. Passes of a data-parallel group are left out, and a note says so.
+    to: the target's name.
+    options: None: the defaults.
 
-    Raises BadInput, naming the pass, for what the target cannot express, with what its best order costs; Deadlock where its
-    ranks would wait for ever.
+    Raises BadInput, naming the pass, if the target cannot express the schedule, with the cost of the best order that it can;
+    Deadlock if its ranks would wait forever.
     """
     from .order import group_passes
 
@@ -106,7 +106,7 @@ def _module(engine: Target) -> Any:
 
 
 def _made(schedule: Schedule, engine: Target, options: Options, module: Any) -> Export:
-    """What the target's module writes, or what takes its place. Raises as `export`."""
+    """The export by the target's module, or of another order or plan in its place. Raises as `export`."""
     from .order import Refused, without_group_passes
 
     try:
@@ -119,7 +119,7 @@ def _made(schedule: Schedule, engine: Target, options: Options, module: Any) -> 
 
 
 def _with_layers_note(made: Export, schedule: Schedule, engine: Target) -> Export:
-    """What is written, with a note where its layers may be none of the model: those of given numbers often are stages."""
+    """The export, with a note if the layers may not be the model's: a layer of given numbers is often a whole stage."""
     problem = schedule.problem
     if not (engine.has_layers and problem.layers and problem.source.startswith("given")):
         return made
@@ -131,8 +131,7 @@ def _with_layers_note(made: Export, schedule: Schedule, engine: Target) -> Expor
 
 
 def _other_plan(plan: Choice, engine: Target, options: Options, module: Any, error: BadInput) -> Export:
-    """The best plan that the engine can run, where that was asked for. Raises BadInput that says what it costs, where it was
-    not."""
+    """With `or_best`, the export of the best plan that the engine can run. Otherwise raises BadInput with its cost."""
     from .alternatives import best_planned, cost_of_step
 
     choice = best_planned(plan, engine.name)
@@ -147,8 +146,7 @@ def _other_plan(plan: Choice, engine: Target, options: Options, module: Any, err
 
 
 def _instead(schedule: Schedule, engine: Target, options: Options, module: Any, error: BadInput) -> Export:
-    """The engine's best order in place of a schedule that it cannot express, where that was asked for. Raises BadInput that
-    says what it costs, where it was not."""
+    """With `or_best`, the export of the best order that the engine can run. Otherwise raises BadInput with its cost."""
     from .alternatives import best_order, why_none
 
     orders = getattr(module, "orders", None)
@@ -166,7 +164,7 @@ def _instead(schedule: Schedule, engine: Target, options: Options, module: Any, 
 
 
 def layer_letters(problem: Problem, asked: str | None, engine: str) -> str:
-    """What each layer of the profile is, one of LETTERS each. asked: in Megatron's own way, `E,t*30,L`; None: an embedding,
+    """The kind of each layer of the profile, one of LETTERS. asked: in Megatron's notation, `E,t*30,L`; None: an embedding,
     transformer layers and a loss. Raises BadInput."""
     count = sum(problem.layers)
     if not count:
@@ -187,5 +185,5 @@ def layer_letters(problem: Problem, asked: str | None, engine: str) -> str:
 
 
 def stage_letters(letters: str, layers: Sequence[int]) -> list[str]:
-    """The letters of each stage, without those of neighbours."""
+    """The letters of each stage's layers, without "-"."""
     return [letters[a:b].replace("-", "") for a, b in pairwise((0, *accumulate(layers)))]

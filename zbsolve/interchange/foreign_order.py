@@ -1,6 +1,6 @@
-"""`ForeignOrder`: which pass runs after which on every rank, as another engine's file says it, in our words. And what files
-of engines share: literals in Python files, where nothing that a person typed gets in; node lists in JSON, a list of nodes a
-rank, with CrossPipe's, which say how large each microbatch is."""
+"""`ForeignOrder`: the order of passes on each rank, read from another engine's file, with zbsolve's kinds of passes. Also
+what several engines' files share: literals in Python files (no text from users gets into code), and node lists in JSON, one
+for each rank, with CrossPipe's, which have the size of each microbatch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Routes = tuple[tuple[int, ...], ...]
 
 
 class ReadCell(NamedTuple):
-    """One pass in a file: stage, kind (our word) and microbatch; `row` and `column`: its place there."""
+    """One pass in a file: stage, kind (zbsolve's) and microbatch. row, column: its position in the file."""
 
     stage: int
     kind: str
@@ -41,10 +41,12 @@ class ReadCell(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ForeignOrder:
-    """`rows`: the passes of each rank in their order. `format`: what the file is, in words. `where`: its path. `place`: how
-    one says where a cell stands, with its row and column: "line {}, cell {}". `notes`: what the file says and this order
-    does not, a line each. `factors`: how much larger each microbatch is than their mean; () where the file does not say
-    it."""
+    """The order of passes in another engine's file.
+
+    rows: the passes of each rank in order. format: the file's format, in words. where: its path. place: text for a position
+    in the file, with row and column: "line {}, cell {}". notes: what is in the file and not in this order, a line each.
+    factors: the size of each microbatch relative to the mean; (): the file has no sizes.
+    """
 
     rows: tuple[tuple[ReadCell, ...], ...]
     format: str
@@ -74,7 +76,7 @@ class ForeignOrder:
 
     @cached_property
     def places(self) -> dict[str, list[str]]:
-        """Pass name → where it stands in the file, in words; a doubled pass stands in several places."""
+        """Pass name → its positions in the file, in words; a duplicated pass has several."""
         spots: dict[str, list[str]] = {}
         for cell in self.cells():
             spots.setdefault(cell.name, []).append(self.place.format(cell.row, cell.column))
@@ -93,10 +95,10 @@ class ForeignOrder:
 
     @cached_property
     def routes(self) -> Routes:
-        """The ranks that microbatches visit, stage by stage: microbatch i follows route i modulo their number.
+        """The routes of microbatches (stage → rank): microbatch i follows route i modulo their number.
 
-        Where passes of one stage and microbatch stand on several ranks, most of them decide; the others are misplaced.
-        Raises BadInput for a stage or a rank without a pass, and where microbatches do not count from 0.
+        If passes of the same stage and microbatch are on several ranks, the rank with most of them counts; the other passes
+        are misplaced. Raises BadInput for a stage or rank without passes, and if microbatches do not count from 0.
         """
         self.check_size()
         votes: dict[tuple[int, int], Counter[int]] = {}
@@ -117,7 +119,7 @@ class ForeignOrder:
         return self._shortest_period([tuple(row) for row in table.tolist()])
 
     def _shortest_period(self, every: list[tuple[int, ...]]) -> Routes:
-        """The fewest routes that, taken in turn, are the route of every microbatch."""
+        """The shortest list of routes that, repeated, gives the route of every microbatch."""
         period = next(n for n in range(1, len(every) + 1) if all(way == every[i % n] for i, way in enumerate(every)))
         idle = sorted(set(range(self.ranks)) - {rank for route in every[:period] for rank in route})
         if idle:
@@ -138,7 +140,7 @@ def python_file(title: str, data: Mapping[str, Sequence[Any] | int | str], code:
 
 
 def literal(value: Any) -> str:
-    """A literal of whole numbers, words and tuples of them; a tuple of tuples has a row a line."""
+    """The Python literal of a whole number, a word, or a tuple of such values; each tuple in a tuple is on its own line."""
     if isinstance(value, tuple) and value and all(isinstance(row, tuple) for row in value):
         deep = any(isinstance(part, tuple) for row in value for part in row)
         rows = ",\n".join(f"    {_nested(row) if deep else _flat(row)}" for row in value)
@@ -165,7 +167,7 @@ StageOf = Mapping[tuple[int, int], int]  # (rank, chunk) → stage
 
 
 class Node(NamedTuple):
-    """One node: the engine's word, its chunk (a stage's place among the stages of its rank) and its microbatch."""
+    """One node of a file: the engine's word for the kind, the chunk (index of the stage on its rank), the microbatch."""
 
     word: str
     chunk: int
@@ -173,7 +175,7 @@ class Node(NamedTuple):
 
 
 class Words(NamedTuple):
-    """What an engine's words are: passes, with the same names as ours, and those that follow from the passes."""
+    """An engine's words. kinds: for passes, named as in zbsolve. skipped: for nodes that follow from the passes."""
 
     kinds: Collection[str]
     skipped: Collection[str]
@@ -211,7 +213,7 @@ READ = Words(("F", "B", "W", "BW"), ())
 
 
 class TaskForm(msgspec.Struct):
-    """A task in a file, as far as an order needs it; `device_id` is the rank."""
+    """The fields of a task that an order needs; `device_id` is the rank."""
 
     task_type: str
     device_id: COUNT
@@ -227,8 +229,8 @@ class ScheduleForm(msgspec.Struct):
 
 
 def read(body: Any, where: str, placement: str | None = None) -> ForeignOrder:
-    """The order that the tasks say; without a W in the file a B is the whole backward. Raises BadInput, also where several
-    chunks need a `placement` and none is named."""
+    """The order in a task list. Without any W in the file, a B is the whole backward. placement: by name; needed if there
+    are several chunks. Raises BadInput."""
     form = checked(body, ScheduleForm, where)
     rows, sizes = form.schedule, form.microbatch_sizes
     for rank, row in enumerate(rows):

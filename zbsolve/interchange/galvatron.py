@@ -1,8 +1,8 @@
 """Galvatron: the layout of a plan as its strategy file (`core/runtime/hybrid_parallel_config.py`, `utils/config_utils.py`,
 2.4.1).
 
-It lists what each transformer layer has. The embedding goes with the first layer's rank, the head with the last one's, and
-the pipeline runs 1F1B.
+The file lists the settings of each transformer layer. The embedding is on the first layer's rank, the head on the last
+layer's, and the pipeline runs 1F1B.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .exports import Export, Options, layer_letters, stage_letters
 from .order import Refused, order_for
 
 TARGET = target("galvatron")
-REDUCED = ("ddp", "zero2", "zero2", "zero2")  # ZeRO's stage → default_dp_type; the third is said layer by layer
+REDUCED = ("ddp", "zero2", "zero2", "zero2")  # ZeRO's stage → default_dp_type; stage 3 is set for each layer
 
 
 def write(schedule: Schedule, options: Options) -> Export:

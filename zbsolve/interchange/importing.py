@@ -1,5 +1,5 @@
-"""`import_schedule`: another engine's order on a profile's times, as a verified schedule of ours; text grids, a row
-a rank, as people write them by hand."""
+"""`import_schedule`: another engine's order as a verified zbsolve schedule, with a profile's times. Also reads text grids,
+written by hand, with a row for each rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Word = tuple[str, str, int, int, int]  # stage or "", kind as written, microbatc
 
 
 def read_text_grid(text: str, where: str) -> ForeignOrder:
-    """The order that a grid says; `where` names it in messages. Raises BadInput naming line and cell."""
+    """The order in a text grid. where: its name in messages. Raises BadInput naming line and cell."""
     rows: list[list[Word]] = []
     overlapped: list[str] = []
     communication = False
@@ -68,7 +68,7 @@ def read_text_grid(text: str, where: str) -> ForeignOrder:
 
 
 def _content(line: str, where: str, rank: int) -> str | None:
-    """A line's cells without comment and label; None where it is no row. Raises BadInput for the label of another rank."""
+    """A line without comment and label; None if nothing is left. Raises BadInput for the label of another rank."""
     content = line.partition("#")[0].strip()
     if not content:
         return None
@@ -81,7 +81,7 @@ def _content(line: str, where: str, rank: int) -> str | None:
 
 
 def _words(content: str, where: str, line: int) -> Iterator[Word]:
-    """The words of a row, communication too. Raises BadInput for what is no pass."""
+    """The words of a row, including communication. Raises BadInput for a word that is no pass."""
     for number, cell in enumerate(SEPARATOR.split(content), 1):
         bare = _bare(cell)
         if GAP.fullmatch(bare):
@@ -115,7 +115,7 @@ def _of_overlaps(places: list[str], where: str) -> tuple[str, ...]:
 
 
 def _check_stages(rows: list[list[Word]], where: str) -> None:
-    """Raise BadInput where some names have a stage and others have none."""
+    """Raise BadInput if only some passes name their stage."""
     named = {bool(stage): (f"{stage}{kind}{m}", line, cell) for row in rows for stage, kind, m, line, cell in row}
     if len(named) > 1:
         (bare, line, cell), (full, *_) = named[False], named[True]
@@ -127,8 +127,8 @@ NODES = {"func_type": primus.read, "minibatch": colossalai.read}  # a field that
 
 @dataclass(frozen=True)
 class Imported:
-    """An order from a file on a profile's times. `violations`: what does not hold, () where the schedule may be used.
-    `memory`: bytes that each rank has in all, None: no limit."""
+    """A file's order with a profile's times. violations: of the schedule's rules; (): the schedule is valid. memory: all
+    bytes of each rank; None: no limit."""
 
     order: ForeignOrder
     schedule: Schedule
@@ -137,11 +137,11 @@ class Imported:
 
     @property
     def solver(self) -> str:
-        """What a certificate says that the schedule comes from."""
+        """The `solver` in the schedule's certificate."""
         return f"{IMPORTED}{printable(Path(self.order.where).name)} ({self.order.format})"
 
     def told(self) -> tuple[str, ...]:
-        """The violations, a line each: where the passes stand in the file, and for memory what each rank lacks."""
+        """The violations, a line each, with the passes' positions in the file; for memory, what each rank lacks."""
         lines = [self._told(violation) for violation in self.violations if violation.rule != "memory"]
         return (*lines, *(self._lacking() if len(lines) < len(self.violations) else ()))
 
@@ -152,7 +152,7 @@ class Imported:
         return f"{order.where}: {text}" + (f" ({'; '.join(stand)})" if stand else "")
 
     def _lacking(self) -> list[str]:
-        """A line for each rank whose memory does not do, and what would."""
+        """A line for each rank with too little memory."""
         capacity = self.schedule.problem.capacity
         assert capacity is not None
         peaks = self.schedule.timeline().peak_bytes
@@ -166,7 +166,7 @@ class Imported:
 
     @property
     def needs(self) -> str | None:
-        """The memory a rank with which the schedule would hold, as `--memory` takes it; None where memory does."""
+        """The memory of a rank that the schedule needs, as a value of `--memory`; None if the memory is sufficient."""
         if not any(violation.rule == "memory" for violation in self.violations):
             return None
         capacity, peaks = self.schedule.problem.capacity, self.schedule.timeline().peak_bytes
@@ -183,20 +183,19 @@ def _rounded_up(need: int) -> str:
 
 
 def import_schedule(order: ForeignOrder, profile: Profile, **step: Any) -> Imported:
-    """The order of a file on the times of a profile.
+    """A file's order as a schedule with a profile's times.
 
-    order: of `read_order`. Ranks, microbatches, placement, and which stages recompute or split their backward follow from
-        it.
-    profile: the times.
-    step: the rest of a `Step` (memory, partition, objective; recompute where the file does not show it).
+    order: from `read_order`. It sets ranks, microbatches, placement, and which stages recompute or split their backward.
+    profile: the times and bytes.
+    step: further fields of `Step` (memory, partition, objective; recompute if the file has no passes X).
 
-    Raises BadInput, and Infeasible where one microbatch does not fit the memory.
+    Raises BadInput, and Infeasible if one microbatch does not fit the memory.
     """
     problem = problem_of(order, profile, **step)
     names = {f"compute:{rank}": tuple(cell.name for cell in row) for rank, row in enumerate(order.rows)}
     if "X" in problem.passes.kinds and not any(cell.kind == "X" for cell in order.cells()):
         names = {stream: _recomputing(problem, row) for stream, row in names.items()}
-    plain = without_side_streams(problem)  # of all-to-alls files say nothing: their order follows from the passes'
+    plain = without_side_streams(problem)  # files have no all-to-alls: their order follows from that of the passes
     listed = Schedule(plain, names)
     violations = verify(plain, listed)
     room = profile.capacity if step.get("memory") is None else step["memory"]
@@ -205,7 +204,7 @@ def import_schedule(order: ForeignOrder, profile: Profile, **step: Any) -> Impor
 
 
 def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
-    """The step that an order is for. Where it runs BW, and B and W elsewhere, the problem is a mixture of both. Raises
+    """The problem of an order. If the order has BW for some passes, and B and W for others, so has the problem. Raises
     BadInput, Infeasible."""
     if order.factors and not profile.microbatch_factors:
         profile = replace(profile, microbatch_factors=order.factors)
@@ -215,7 +214,7 @@ def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
 
 
 def _backwards(order: ForeignOrder) -> tuple[Bools, Bools]:
-    """Which microbatches of which stages have a BW, and which a B or W; shape (stages, microbatches) each."""
+    """Two masks of shape (stages, microbatches): where the order has a BW, and where it has a B or W."""
     whole, split = np.zeros((2, order.stages, order.microbatches), bool)
     for cell in order.cells():
         if cell.kind == "BW":
@@ -234,10 +233,10 @@ def _recomputing(problem: Problem, row: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_order(path: str | os.PathLike[str], placement: str | None = None) -> ForeignOrder:
-    """The order in a file.
+    """Read the order in a file.
 
     path: of the file; `-` is standard input.
-    placement: by name, where a file says chunks and not stages.
+    placement: by name, for a file that has chunks and not stages.
 
     Raises BadInput naming file and place.
     """

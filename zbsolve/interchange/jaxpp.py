@@ -1,7 +1,7 @@
-"""JaxPP: a schedule class whose tasks take as long as ours (`src/jaxpp/schedules.py`, 0.9.2).
+"""JaxPP: a schedule class whose tasks have the schedule's times (`src/jaxpp/schedules.py`, 0.9.2).
 
-It maps any stage to any rank. Its `BWD` is our BW, its `BWD_I` our B. With a split backward it joins `BWD_I` and `BWD_W` of
-stage 0 to one task, and it adds gradients up from one microbatch to the next, so a stage runs them in their order.
+It can map any stage to any rank. Its `BWD` is zbsolve's BW, its `BWD_I` zbsolve's B. With a split backward it joins `BWD_I`
+and `BWD_W` of stage 0 to one task. It accumulates gradients in the order of microbatches, so a stage runs them in order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Megatron: which layers each stage has, and the best of its own orders (`pipeline_parallel_layer_layout.py`,
 `pipeline_parallel/schedules.py`, core 0.16.1).
 
-It takes no order. On one stage a rank it runs 1F1B; on more, interleaved 1F1B in groups of g microbatches, and g is the only
-thing to choose. Of a plan the file also says the flags of its layout (`megatron/training/arguments.py`).
+It does not take an order. With one stage a rank it runs 1F1B; with more, interleaved 1F1B in groups of g microbatches, and
+only g can be chosen. For a plan the file also has the flags of its layout (`megatron/training/arguments.py`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def write(schedule: Schedule, options: Options) -> Export:
 
 
 def layout_arguments(plan: Choice) -> dict[str, int | str | bool]:
-    """What Megatron is told of a plan's layout beside the pipeline."""
+    """Megatron's arguments for the parts of a plan's layout other than the pipeline."""
     layout = plan.best.layout
     arguments: dict[str, int | str | bool] = {
         "tensor_model_parallel_size": layout.tp,
@@ -104,8 +104,8 @@ def layout_of(letters: str, layers: Sequence[int], ranks: int) -> str:
 
 
 def best_group(problem: Problem, within_memory: bool = False) -> tuple[int | None, Schedule]:
-    """The best g of those tried, and the order that Megatron then runs; None with one stage a rank. Raises Refused where
-    none fits. within_memory: only orders that hold within the memory."""
+    """(g, order): the best group size g (None with one stage a rank), and the order that Megatron runs with it. Raises
+    Refused if there is none. within_memory: only orders that fit the memory."""
     ranked = [(schedule.timeline().value, group, schedule) for group, schedule in grouped_orders(problem)]
     if not ranked:
         raise Refused(f"problem: {problem.microbatches} microbatches; Megatron needs at least {problem.ranks}, one a rank")
@@ -123,7 +123,7 @@ def orders(problem: Problem) -> Iterator[tuple[str, Schedule]]:
 
 
 def _cost(schedule: Schedule, best: Schedule) -> str:
-    """What Megatron's order takes and holds beside the schedule's own."""
+    """Time and memory of Megatron's order, compared with the schedule's."""
     ours, theirs = schedule.timeline().value, best.timeline().value
     over = verify(schedule.problem, best)
     memory = f"; it does not fit the schedule's memory: {over[0]}" if over else ""

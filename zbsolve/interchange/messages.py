@@ -1,7 +1,7 @@
-"""Sends and receives between the passes of an order, for engines that want them written out.
+"""Sends and receives between the passes of an order, for engines whose files list them.
 
-Both ways here put all messages into one line over all ranks, and every rank does its own in that order. So two ranks never
-wait for each other's messages in a circle, and a sender and its receiver agree on what comes next.
+Both methods here (`posted`, `blocking`) put all messages into one sequence over all ranks, and each rank handles its own in
+that order. Thus ranks cannot deadlock, and a sender and its receiver agree on the next message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .order import Cell, Order, backwards, spans_of
 
 
 class Message(NamedTuple):
-    """What `before` makes, an activation or a gradient, and `after` takes."""
+    """A message with an activation or a gradient, which pass `before` makes and pass `after` takes."""
 
     before: Cell
     after: Cell
@@ -27,13 +27,13 @@ class Message(NamedTuple):
 
     @property
     def forward(self) -> bool:
-        """An activation; else a gradient."""
+        """True for an activation, False for a gradient."""
         return self.before.kind == "F"
 
 
 class Event(NamedTuple):
-    """One thing that a rank does: "run" a pass, or "send" or "receive" a message. start, end: µs; turn: a message's
-    place in the line of all messages."""
+    """An event of a rank. word: "run" a pass, "send" or "receive" a message. start, end: µs. turn: a message's index in the
+    sequence of all messages."""
 
     word: str
     cell: Cell
@@ -47,7 +47,7 @@ Rows = list[list[Event]]
 
 
 def messages_of(order: Order, local: bool = False) -> Iterator[Message]:
-    """All messages, by the rank that sends them and in its order; local: also those between two stages of one rank."""
+    """All messages, grouped by sender, in its order. local: include messages between two stages of the same rank."""
     backward, last = backwards(order.rows), len(order.placement) - 1
     for rank, row in enumerate(order.rows):
         for cell in row:
@@ -57,7 +57,7 @@ def messages_of(order: Order, local: bool = False) -> Iterator[Message]:
 
 
 def _taken_by(cell: Cell, backward: dict[tuple[int, int], str], last: int) -> Cell | None:
-    """The pass of another stage that takes what `cell` makes."""
+    """The pass of another stage that takes the output of `cell`; None if there is none."""
     stage, kind, m = cell
     if kind == "F":
         return None if stage == last else Cell(stage + 1, "F", m)
@@ -65,9 +65,9 @@ def _taken_by(cell: Cell, backward: dict[tuple[int, int], str], last: int) -> Ce
 
 
 def posted(order: Order, local: bool = False) -> Rows:
-    """Each rank's passes, sends and receives, where neither waits when it is issued: a send right behind the pass that makes
-    it, a receive at the same time on the other rank, before the pass that runs there then."""
-    # Where every pass takes 1 µs at least, times alone tell what comes before what.
+    """Each rank's passes, sends and receives, for engines that do not wait when they issue a message. A send is directly
+    after the pass that makes it; its receive is at the same time on the other rank, before the pass that runs there."""
+    # If every pass takes at least 1 µs, the order of passes follows from their times.
     problem = order.schedule.problem
     passes = replace(problem.passes, duration=np.maximum(problem.passes.duration, 1))
     longer = spans_of(replace(order.schedule, problem=replace(problem, passes=passes)))
@@ -88,20 +88,20 @@ def posted(order: Order, local: bool = False) -> Rows:
 
 
 def blocking(order: Order) -> Rows:
-    """Each rank's passes, sends and receives, where sender and receiver wait for each other. A message goes when both ranks
-    have the time, and a gradient not before the receiver's backward before it, since DeepSpeed keeps one of them only."""
+    """Each rank's passes, sends and receives, for engines whose sender and receiver wait for each other. A message is sent
+    when both ranks are free; a gradient only after the receiver's previous backward, as DeepSpeed keeps one gradient."""
     return _Rendezvous(order).rows()
 
 
 class _Rendezvous:
-    """List scheduling of passes in their order and of messages that occupy both ranks: what can start first does, messages
-    before passes, those of later ranks first (1F1B then takes no longer than by DeepSpeed's own `TrainSchedule`)."""
+    """List scheduling of passes in their order and of messages, which occupy both ranks. What can start first is next;
+    messages go before passes, and those of later ranks first (so 1F1B is no longer than DeepSpeed's `TrainSchedule`)."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
         self.free = [0.0] * len(order.rows)
         self.at = [0] * len(order.rows)
-        self.made: dict[Cell, float] = {}  # a message's `after` → when what it takes was made
+        self.made: dict[Cell, float] = {}  # a message's `after` → when its content was made
         self.waiting: dict[Cell, Message] = {message.after: message for message in messages_of(order)}
         self.of = {message.before: message for message in self.waiting.values()}
         self.backward = [[cell for cell in row if cell.kind != "F"] for row in order.rows]

@@ -1,5 +1,5 @@
-"""A schedule as other engines take it: a row of passes a rank, microbatches numbered as the engine numbers them. What the
-engine cannot express is refused by name. Pure: nothing here imports torch."""
+"""A schedule in a form that other engines take: a row of passes for each rank, with the engine's numbers of microbatches. An
+error names passes that the engine cannot express. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Spans = tuple[tuple[tuple[int, int], ...], ...]
 
 
 class Refused(BadInput):
-    """The schedule holds, but the engine cannot express it."""
+    """The schedule is valid, but the engine cannot express it."""
 
 
 class Cell(NamedTuple):
@@ -47,8 +47,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """A schedule for one engine. `rows`: each rank's passes in order; `placement`: stage → rank; `microbatches`: the
-    engine's microbatch i is ours `microbatches[i]`."""
+    """A schedule for one engine. rows: each rank's passes in order. placement: stage → rank. microbatches: the engine's
+    microbatch i is the schedule's `microbatches[i]`."""
 
     schedule: Schedule
     rows: tuple[tuple[Cell, ...], ...]
@@ -76,7 +76,7 @@ class Order:
         return spans_of(self.schedule)
 
     def facts(self) -> dict[str, object]:
-        """What `export --json` says of it."""
+        """The order's facts for `export --json`."""
         return {
             "ranks": len(self.rows),
             "placement": list(self.placement),
@@ -90,7 +90,7 @@ class Order:
         return cell._replace(microbatch=self.microbatches[cell.microbatch])
 
     def notes(self, reason: str, whose: str) -> list[str]:
-        """The line about microbatches with other numbers, where there are such; `reason` says why."""
+        """A line about microbatches with other numbers in the engine, if there are any. reason: why. whose: "torch's"."""
         if not self.relabelled:
             return []
         numbers = ", ".join(map(str, self.microbatches))
@@ -105,9 +105,9 @@ def spans_of(schedule: Schedule) -> Spans:
 
 
 def order_for(schedule: Schedule, target: Target) -> Order:
-    """`schedule` as `target` takes it, without the passes of a data-parallel group: engines run these by themselves. Raises
-    BadInput for a schedule that does not hold; Refused, naming the pass or edge, for what the target cannot express;
-    Deadlock where its ranks would wait for ever."""
+    """The order of `schedule` for `target`, without passes of a data-parallel group: engines run these by themselves. Raises
+    BadInput for an invalid schedule; Refused, naming the pass or edge, for what the target cannot express; Deadlock if its
+    ranks would wait forever."""
     violations = verify(schedule.problem, schedule)
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
@@ -126,16 +126,16 @@ def order_for(schedule: Schedule, target: Target) -> Order:
 
 
 def group_passes(problem: Problem) -> Ints:
-    """Rows of passes in which ranks of a data-parallel group exchange something: gathers and reductions of sharded
-    parameters, and C of stages that live on one rank, sums over replicas."""
+    """Rows of passes in which a data-parallel group communicates: gathers and reductions of sharded parameters, and passes C
+    of stages on one rank, which are sums over replicas."""
     homes = np.array([len(ranks) for ranks in problem.stage_ranks])
     sums = problem.passes.are("C") & (homes[problem.passes.stage] == 1)
     return np.flatnonzero(sums | problem.passes.that(feature=SHARDING))
 
 
 def without_group_passes(schedule: Schedule) -> Schedule:
-    """The schedule without these, and with messages as lags, which engines send by themselves too. The schedule itself where
-    there are none."""
+    """The schedule without passes of a data-parallel group, and with messages as lags in place of passes: engines send
+    messages by themselves. The same schedule if nothing changes."""
     problem = without_links(schedule.problem)
     alone = group_passes(problem)
     if not len(alone) and problem is schedule.problem:
@@ -146,7 +146,7 @@ def without_group_passes(schedule: Schedule) -> Schedule:
 
 
 def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
-    """Stage → rank. Raises Refused for passes that the engine has no word for, and stages where it cannot put them."""
+    """Stage → rank. Raises Refused for kinds of passes, and for placements, that the engine does not have."""
     engine, known = target.engine, {kind: None for kinds in target.places.values() for kind in kinds}
     for row in _strange(problem, known)[:1]:
         odd, name = problem.passes[row], problem.names[row]
@@ -176,7 +176,7 @@ def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
 
 
 def _strange(problem: Problem, known: Iterable[str]) -> list[int]:
-    """Rows of passes of other kinds, in slices, away from their stage's first rank, or not on its compute stream alone."""
+    """Rows of passes that are of an unknown kind, sliced, not on their stage's first rank, or not on its compute stream."""
     p = problem.passes
     first = np.array([ranks[0] if ranks else -1 for ranks in problem.stage_ranks])
     alone: dict[tuple[str, ...], int] = {(f"compute:{rank}",): rank for rank in range(problem.ranks)}

@@ -1,8 +1,7 @@
 """Primus's pipeline: one list of `SchedulerNode`s a rank (`primus/core/pipeline_parallel/scheduler`, August 2026).
 
-The launcher knows its algorithms by name only, so the Python file puts a class in the place of one of them. Every message
-has a `time_step` of its own: messages with the same one, or none, would be issued together in another order than the
-table's, in which two ranks can wait for each other.
+The launcher finds algorithms by name, so the Python file replaces the class of one of them. Every message has a different
+`time_step`: Primus issues messages with equal ones, or with none, together in an order of its own, which can deadlock.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from .order import Order, order_for
 TARGET = target("primus")
 WORDS = {("send", True): "SF", ("receive", True): "RF", ("send", False): "SB", ("receive", False): "RB"}
 READ = Words(("F", "B", "W", "BW"), tuple(WORDS.values()))
-# Which of Primus's algorithms the table stands in for: it must have the same chunks and, for a split backward, be one that
-# Primus keeps weight gradients back for.
+# Placement → the algorithm of Primus that the file replaces. It must have the same chunks and, for a split backward, be one
+# for which Primus defers weight gradients.
 STANDS_FOR = {"single": "1f1b", "loop": "1f1b-interleaved", "vee": "zbv-formatted"}
 SPLIT_STANDS_FOR = STANDS_FOR | {"single": "zero-bubble"}
 CODE = '''
@@ -57,7 +56,7 @@ pp_algorithm_map[ALGORITHM] = ZbsolveSchedule
 
 
 def write(schedule: Schedule, options: Options) -> Export:
-    """The nodes as JSON (a list of objects a rank) or as a Python module that stands in for one of Primus's algorithms.
+    """The nodes as JSON (a list of objects for each rank), or as a Python module that replaces one of Primus's algorithms.
     Raises Refused, BadInput, Deadlock."""
     order = order_for(schedule, TARGET)
     rows, place = nodes(order), TARGET.place(order.placement) or ""
@@ -97,8 +96,8 @@ class NodeForm(msgspec.Struct):
 
 
 def read(body: Any, where: str, placement: str | None = None) -> ForeignOrder:
-    """The order that node lists say, a list a rank. Chunks are stages as the nodes that send activations say, or as
-    `placement` does. Raises BadInput, also where neither says it."""
+    """The order in node lists, one for each rank. The stages of chunks follow from the nodes that send activations, or from
+    `placement`. Raises BadInput, also if they follow from neither."""
     rows = checked(body, list[list[NodeForm]], where)
     cells = [[Node(node.func_type.removeprefix("FuncType."), node.chunk, node.mini_batch) for node in row] for row in rows]
     stage_of = _sent_to(rows, where) if placement is None else stages_of(placement, len(rows), where)

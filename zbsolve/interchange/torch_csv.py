@@ -1,9 +1,9 @@
-"""torch-csv: an order for torch.distributed.pipelining. Pure: nothing here imports torch. A repeated schedule is written a
-line at a time, with two ranks' orders in memory at most.
+"""torch-csv: an order for torch.distributed.pipelining. Nothing here imports torch. A repeated schedule is written line by
+line, with at most two ranks' orders in memory.
 
-It is the compute-only CSV that torch.distributed.pipelining reads (`_PipelineScheduleRuntime._load_csv`, torch
-2.11 and newer): a line a rank, a cell a pass. Its words collide with ours, and this is where they are translated: our `B`
-(input gradient) is its `I`, our `BW` is its `B`; `F` and `W` mean the same.
+The file is the compute-only CSV that torch.distributed.pipelining reads (`_PipelineScheduleRuntime._load_csv`, torch
+2.11 and newer): a line for each rank, a cell for each pass. Some words have other meanings there, and this module translates
+them: zbsolve's `B` (input gradient) is torch's `I`, and its `BW` is torch's `B`; `F` and `W` mean the same.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from .exports import Export, LongExport, Options
 from .order import Cell, Order, Refused, backwards, needs, order_for
 
 LETTERS = {"F": "F", "B": "I", "W": "W", "BW": "B"}
-# What torch's runtime adds to an order (`_dump_csv`, format compute_comms): it follows from the passes, so readers skip it.
+# Words that torch's runtime adds to an order (`_dump_csv`, format compute_comms). They follow from the passes; readers skip
+# them.
 COMMUNICATION = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
-OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")  # a forward and a backward in one cell, one after the other here
+OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")  # a forward and a backward in one cell; they are read as two passes
 TARGET = target("torch-csv")
 
 
 @dataclass(frozen=True)
 class TorchOrder:
-    """An order for torch's pipeline runtime. `overtaken`: one line for each pair of ranks whose messages are not used in the
-    order in which they are sent. `count`: microbatches that are like the first one, where `order` has that alone."""
+    """An order for torch's pipeline runtime. overtaken: a line for each pair of ranks whose messages are not used in the
+    order in which they are sent. count: number of microbatches, if all are like the first and `order` has only that one."""
 
     order: Order
     overtaken: tuple[str, ...]
@@ -51,7 +52,7 @@ class TorchOrder:
 
     @property
     def microbatches(self) -> tuple[int, ...]:
-        """Torch's microbatch i is ours `microbatches[i]`: torch splits a batch in that order."""
+        """Torch's microbatch i (the i-th part of a batch) is the schedule's `microbatches[i]`."""
         return self.order.microbatches if self.count is None else tuple(range(self.count))
 
     @property
@@ -65,7 +66,7 @@ class TorchOrder:
         return "".join(map(csv_line, self.rows))
 
     def check_defer_recv(self) -> None:
-        """Raise BadInput where torch's `defer_pp_recv=True` would mix messages up."""
+        """Raise BadInput if messages would be mixed up with torch's `defer_pp_recv=True`."""
         if self.overtaken:
             raise BadInput(f"schedule: torch's defer_pp_recv=True would mix messages up: {self.overtaken[0]}")
 
@@ -74,7 +75,7 @@ class TorchOrder:
         return {**self.order.facts(), "microbatches": list(self.microbatches), "overtaken": list(self.overtaken)}
 
     def notes(self) -> tuple[str, ...]:
-        """What whoever loads the file must know, a line each."""
+        """Notes for the file's user, a line each."""
         stages, count = len(self.placement), len(self.microbatches)
         lines = [
             f"{len(self.rows)} ranks, {stages} stages, {count} microbatches; for torch 2.11 or newer, format compute_only",
@@ -88,14 +89,14 @@ class TorchOrder:
 
 
 def torch_order(schedule: Schedule, *, defer_recv: bool = False, engine: Target = TARGET) -> TorchOrder:
-    """A schedule in the words of torch's runtime, for any placement.
+    """A schedule as an order for torch's runtime, for any placement.
 
-    schedule: what to run.
+    schedule: the schedule to run.
     defer_recv: for a runtime made with `defer_pp_recv=True`.
-    engine: who runs that runtime.
+    engine: the target that uses torch's runtime.
 
-    Raises BadInput, naming the pass or edge, for a schedule that does not hold, for what the runtime cannot express, and for
-    messages that it would mix up; Deadlock where it would wait for ever.
+    Raises BadInput, naming the pass or edge, for an invalid schedule, for what the runtime cannot express, and for messages
+    that it would mix up; Deadlock if it would wait forever.
     """
     order = order_for(schedule, engine)
     made = TorchOrder(order, _overtaken(order))
@@ -116,13 +117,13 @@ def write(schedule: Schedule, options: Options) -> Export:
 
 
 def described(made: TorchOrder, options: Options) -> Export:
-    """What is to be known of an order's file, without its text."""
+    """The export of an order without the file's text: its notes and facts."""
     return Export("", made.notes(), made.facts())
 
 
 def _overtaken(order: Order) -> tuple[str, ...]:
-    """Per (source, destination): is what is sent first also used first? One line for each pair where it is not; passes by
-    the schedule's own microbatches."""
+    """A line for each pair of ranks (sender, receiver) whose messages are not used in the order in which they are sent. It
+    names passes with the schedule's numbers of microbatches."""
     sent: dict[tuple[int, int], list[Cell]] = {}
     used: dict[tuple[int, int], list[Cell]] = {}
     placement, backward = order.placement, backwards(order.rows)
@@ -149,8 +150,8 @@ Links = dict[tuple[int, int], dict[int, int]]  # (source, destination) → lane 
 def write_long(
     long: RepeatedSchedule, target: Target, options: Options, described: Callable[[TorchOrder, Options], Export]
 ) -> LongExport:
-    """The CSV of a repeated schedule for a target that reads it, a line at a time. described: what is to be known of an
-    order there. Raises as `torch_csv.torch_order`."""
+    """The CSV of a repeated schedule, generated line by line. described: makes the target's notes and facts. Raises as
+    `torch_order`."""
     if wrong := violations(long):
         raise BadInput(f"schedule: {wrong[0]}")
     first = order_for(long.first(), target)
@@ -170,7 +171,7 @@ def _lines(long: RepeatedSchedule) -> Iterator[str]:
 
 
 def _links(long: RepeatedSchedule, first: Order) -> Links:
-    """What ranks send each other. Raises Refused where torch waits for what the step does not."""
+    """The messages between ranks. Raises Refused if torch waits for a pass for which the step does not."""
     e, rank, names = long.one.edges, long.one.passes.rank, long.one.names
     edges, links = set(zip(e.before.tolist(), e.after.tolist(), strict=True)), Links()
     backward = backwards(first.rows)
@@ -186,8 +187,8 @@ def _links(long: RepeatedSchedule, first: Order) -> Links:
 
 
 def _overtaken_by_rank(long: RepeatedSchedule, links: Links) -> tuple[str, ...]:
-    """As `torch_csv` says it: pairs of ranks where what is sent first is not used first. Lanes run in order, so the lanes of
-    messages, sent and used, are compared."""
+    """The same as `_overtaken`, for a repeated schedule. A lane (the passes of one stage and kind) runs in order, so it is
+    enough to compare the lanes of messages in the orders in which they are sent and used."""
     lines = []
     for (a, b), sent_of in sorted(links.items()):
         source = np.full(len(long.one.passes), -1, np.int64)

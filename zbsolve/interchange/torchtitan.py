@@ -17,7 +17,7 @@ from .exports import Export, Options, layer_letters, stage_letters
 from .order import Order, Refused
 from .torch_csv import TorchOrder, torch_order
 
-# What makes torchtitan lay stages out in our placement; it reads nothing else from the name when there is a CSV.
+# Placement → the schedule's name in torchtitan, which sets its placement. With a CSV the name sets nothing else.
 SCHEDULES = {"single": "1F1B", "loop": "PipelineScheduleMulti", "vee": "ZBVZeroBubble"}
 MODULES = {"E": ("tok_embeddings",), "L": ("norm", "lm_head")}  # of its decoders; "t" is layers.0, layers.1, …
 PARTITION = "--parallelism.module_fqns_per_model_part"
@@ -32,9 +32,9 @@ TARGET = target("torchtitan")
 
 @dataclass(frozen=True)
 class Titan:
-    """What torchtitan is told. flags: for every version. counts: version → its flags for the number of microbatches. last:
-    what comes behind all flags ("": nothing). parts: stage → names of its modules; None where nobody can say, and why. says:
-    what it does otherwise than a plan says, a line each."""
+    """torchtitan's flags. flags: for every version. counts: version → its flags for the number of microbatches. last: words
+    after all flags ("": none). parts: stage → names of its modules; None if not known, and `why`. says: differences between
+    torchtitan and the plan, a line each."""
 
     flags: str
     counts: dict[str, str]
@@ -48,7 +48,7 @@ class Titan:
         return {"flags": self.flags, **self.counts, "last": self.last, "module_fqns_per_model_part": self.parts}
 
     def notes(self) -> list[str]:
-        """What whoever starts torchtitan must know, a line each."""
+        """Notes for the user of torchtitan, a line each."""
         lines = [f"torchtitan: {self.flags}"]
         lines += [f"torchtitan {version}, also: {flags}" for version, flags in self.counts.items()]
         if self.parts is None:
@@ -62,8 +62,8 @@ class Titan:
 
 
 def write(schedule: Schedule, options: Options) -> Export:
-    """The CSV of a schedule, and torchtitan's flags for it; for a plan those of its whole layout. Raises as `torch_order`
-    and `titan_for`."""
+    """The CSV of a schedule, and torchtitan's flags for it (with a plan, for its whole layout). Raises as `torch_order` and
+    `titan_for`."""
     if options.plan is not None and (reason := TARGET.lacks(options.plan.best.layout)):
         raise Refused(reason)
     made = torch_order(schedule, defer_recv=options.defer_recv, engine=TARGET)
@@ -71,14 +71,14 @@ def write(schedule: Schedule, options: Options) -> Export:
 
 
 def described(made: TorchOrder, options: Options) -> Export:
-    """What is to be known of an order's file, without its text. Raises as `titan_for`."""
+    """The export of an order without the file's text: its notes and facts. Raises as `titan_for`."""
     titan = titan_for(made, options)
     return Export("", (*made.notes(), *titan.notes()), made.facts() | titan.facts())
 
 
 def titan_for(made: TorchOrder, options: Options) -> Titan:
-    """What torchtitan is told to run an order from the file `options.path`. `options.layers`: what each layer is. Raises
-    BadInput for layers that are not the schedule's, or that torchtitan lacks."""
+    """torchtitan's flags to run an order from the file `options.path`. options.layers: the kind of each layer. Raises
+    BadInput for layers that the schedule or torchtitan does not have."""
     order = made.order
     parts, why = modules_of(order.schedule.problem, options.layers)
     flags = _pipeline_flags(order, options.path, parts)
@@ -107,14 +107,14 @@ def _pipeline_flags(order: Order, path: str, parts: tuple[tuple[str, ...], ...] 
 
 
 def _counts(count: int, size: int) -> tuple[str, str, str]:
-    """Flags of so many microbatches of so many sequences: a replica's batch, then a microbatch's size or their number."""
+    """Flags for `count` microbatches of `size` sequences: a replica's batch, a microbatch's size, their number."""
     each = f"--parallelism.pipeline_parallel_microbatch_size {size}"
     return f"--training.local_batch_size {count * size}", each, f"--parallelism.num_pp_microbatches {count}"
 
 
 def layout_flags(plan: Choice) -> str:
-    """What torchtitan is told of a plan's layout beside the pipeline. It shards states in one way, FSDP: of ZeRO's stage 2
-    parameters stay whole after the forward, of stage 3 they do not."""
+    """torchtitan's flags for the parts of a plan's layout other than the pipeline. It shards with FSDP: parameters are kept
+    whole after the forward (ZeRO's stage 2) or sharded again (stage 3)."""
     layout = plan.best.layout
     shard, copies = (layout.dp, 1) if layout.zero else (1, layout.dp)
     names = {
@@ -130,8 +130,8 @@ def layout_flags(plan: Choice) -> str:
 
 
 def modules_of(problem: Problem, layers: str | None) -> tuple[tuple[tuple[str, ...], ...] | None, str]:
-    """Each stage's modules by torchtitan's names, or None and why not. Raises BadInput where `layers` is given and is not
-    what the schedule's stages have."""
+    """The modules of each stage, by torchtitan's names; or None and why they are not known. Raises BadInput if `layers` does
+    not match the schedule's stages."""
     if layers is None:
         if not problem.layers:
             return None, "the schedule does not say how many layers its stages have"

@@ -1,4 +1,4 @@
-"""Models by name, for the profiler and the executor alike. `load` finds one."""
+"""Models by name, for the profiler and the executor: `load` makes the model that a name stands for."""
 
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,5 @@
-"""Decoder blocks as published models draw them: normalised attention and MLP with residual paths, experts, and a model's two
-ends."""
+"""Decoder blocks of published models: attention and MLP behind norms, with residual connections; experts; and the first and
+the last layer of a model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .slicing import slice_offset, sliced_attention
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1). query_rank, key_rank: widths of the vectors that
-    queries, and keys and values, are made from. rotated: of a head's query and key, the width that has positions; all heads
-    share that part of the key. The rest is `BlockSizes.head_width` wide, and so is a head's value."""
+    """Multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1). query_rank: the width of the latent vector that
+    queries are computed from; key_rank: of that for keys and values. rotated: the width of the part of a head's query and
+    key with rotary positions (heads share it in the key). The rest, and the value, are `BlockSizes.head_width` wide."""
 
     query_rank: int
     key_rank: int
@@ -28,10 +28,10 @@ class LatentSizes:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How tokens choose experts. taken: experts a token. shared: experts that every token goes through besides, as one wide
-    MLP. groups > 0: scores are sigmoids, and a token chooses within `groups_taken` groups of experts (DeepSeek-V3,
-    2412.19437, section 2.1.2); 0: they are a softmax (Mixtral). scale: of the shares, whose sum it is. room: tokens that an
-    expert takes, in percent of its even share."""
+    """How tokens are routed to experts. taken: experts of a token. shared: further experts that every token uses, as one
+    wide MLP. groups > 0: scores are sigmoids, and a token's experts are in `groups_taken` groups (DeepSeek-V3, 2412.19437,
+    section 2.1.2); 0: a softmax (Mixtral). scale: sum of a token's weights. room: an expert's capacity, % of its even share.
+    """
 
     taken: int = 2
     shared: int = 0
@@ -43,10 +43,10 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
-    """A decoder block. heads, kv_heads: of queries, and of keys and values (grouped-query attention, 2305.13245), each
-    head_width wide. ffn: the MLP's inner width. activation: of the gate. post_norm: norms after attention and after the MLP
-    too (Gemma 2). qkv_bias: as in Qwen 2. experts > 1: that many MLPs, of which each token takes some (see `Routing`).
-    latent: keys and values come from one narrow vector a token (every head has its own, whatever kv_heads says)."""
+    """A decoder block. heads: of queries; kv_heads: of keys and values (grouped-query attention, 2305.13245); each is
+    head_width wide. ffn: the MLP's inner width. activation: of the gate. post_norm: also a norm after attention and after
+    the MLP (Gemma 2). qkv_bias: as in Qwen 2. experts > 1: the number of MLPs, of which each token uses some (see
+    `Routing`). latent: sizes of latent attention, in which each head has its own keys and values (kv_heads is not used)."""
 
     width: int
     heads: int
@@ -62,7 +62,7 @@ class BlockSizes:
 
 
 def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
-    """An nn.Linear of such weights, and biases of 0."""
+    """An nn.Linear with normally distributed weights (0.02) and biases of 0."""
     layer = nn.Linear(inputs, outputs, bias=bias)
     nn.init.normal_(layer.weight, std=0.02)
     if bias:
@@ -71,7 +71,7 @@ def linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 
 class BatchedLinear(nn.Module):
-    """Several linear layers of one size, each for rows of its own: one product for all of them."""
+    """Several linear layers of equal size, each with its own rows, computed as one batched product."""
 
     def __init__(self, number: int, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Gated(nn.Module):
-    """A gated MLP (2002.05202), or several. make: its layers, of inputs and outputs."""
+    """A gated MLP (2002.05202), or several. make: (inputs, outputs) → a linear layer."""
 
     def __init__(self, sizes: BlockSizes, make: Callable[[int, int], nn.Module] = linear) -> None:
         super().__init__()
@@ -105,8 +105,9 @@ class Gated(nn.Module):
 
 
 class Experts(nn.Module):
-    """Each token goes through its best MLPs. Every expert takes the same number of tokens, its even share times the room of
-    the routing (2006.16668, capacity), and drops the rest. So shapes, and times, do not depend on the data."""
+    """Each token uses the MLPs with its best scores. Every expert takes the same number of tokens, its capacity
+    (2006.16668): the even share times `Routing.room`. It drops further tokens, so shapes and times do not depend on the
+    data."""
 
     correction: Tensor
 
@@ -116,7 +117,7 @@ class Experts(nn.Module):
         self.router = linear(sizes.width, sizes.experts)
         self.experts = Gated(sizes, partial(BatchedLinear, sizes.experts))
         if self.routing.groups:
-            # Added to scores when experts are chosen. DeepSeek's training moves it to balance them; here it stays 0.
+            # Added to scores to choose experts. DeepSeek's training changes it to balance them; here it stays 0.
             self.register_buffer("correction", torch.zeros(sizes.experts, dtype=torch.float32))
         if self.routing.shared:
             self.shared = Gated(replace(sizes, ffn=self.routing.shared * sizes.ffn))
@@ -146,7 +147,7 @@ class Experts(nn.Module):
         return share / share.sum(-1, keepdim=True), expert
 
     def _within_groups(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The same. A group counts as much as its two best experts."""
+        """The same for groups > 0. The score of a group is the sum of its two best experts' scores."""
         scores = self.router(tokens).float().sigmoid()
         choice = scores.detach() + self.correction
         grouped = choice.view(len(tokens), self.routing.groups, -1)
@@ -206,9 +207,9 @@ class Attention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Causal multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1) as training runs it: keys and values of all
-    heads are made from one narrow vector a token. Values are padded with zeros to the width of keys, since torch's fused
-    attention on CPUs wants equal widths; so it computes more than the published sizes say."""
+    """Causal multi-head latent attention (DeepSeek-V2, 2405.04434, section 2.1) as in training: keys and values of all heads
+    are computed from one narrow vector of a token. Values are padded with zeros to the width of keys, because torch's fused
+    attention on CPUs needs equal widths; so it computes more than the published sizes need."""
 
     cos: Tensor
     sin: Tensor
@@ -284,7 +285,7 @@ class Tokens(nn.Module):
 
 
 class Scores(nn.Module):
-    """Vectors → a score for every next token, kept within ±cap where there is one (Gemma 2)."""
+    """Vectors → logits of the next token, with a soft cap if cap > 0 (Gemma 2)."""
 
     def __init__(self, vocabulary: int, width: int, cap: float = 0.0) -> None:
         super().__init__()

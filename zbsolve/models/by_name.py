@@ -29,14 +29,14 @@ def load(spec: str, seed: int = 0) -> Model:
     """The model called `spec`: a preset (`gpt-tiny`, or a published one such as `llama3-8b@layers=2,length=512`),
     `module:function`, `file.py:function`, or a Hugging Face config such as `hf:LlamaConfig{"num_hidden_layers": 4}`.
 
-    `mlp-24` has 24 small layers.
+    spec: the name; `mlp-24` has 24 small layers. seed: of weights and batches.
 
-    `module:function`: the function returns `(layers, sample)` or `(layers, sample, loss)`. layers: a list of modules in
-    their order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or just an input that is no tuple; each is
-    a tensor or a pytree of tensors; or a function of (microbatch, step) that gives such a sample, or an iterable of them
-    (see `own_batches`). Without a loss it must be just the input, and the loss is the mean square of the output (of all its
-    floating-point tensors, added up). Functions `parallelize`, `work` and `optimizer` beside it are the
-    model's. Raises BadInput.
+    The function of `module:function` returns `(layers, sample)` or `(layers, sample, loss)`. layers: a list of modules in
+    order, an nn.ModuleList or an nn.Sequential. sample: `(input, target)`, or an input that is no tuple, each a tensor or a
+    pytree of tensors; or a function (microbatch, step) → sample, or an iterable of samples (see `own_batches`). Without a
+    loss the sample has no target, and the loss is the mean square of the output (the sum of these means over its
+    floating-point tensors). Functions `parallelize`, `work` and `optimizer` in the same module become those of the model.
+    Raises BadInput.
     """
     if spec.startswith("hf:"):
         return causal_model(spec, seed)
@@ -56,12 +56,12 @@ def load(spec: str, seed: int = 0) -> Model:
 
 
 def knows(spec: str) -> bool:
-    """Whether it is a name that `load` looks for further."""
+    """Whether `spec` is a known name, or one of a form that `load` can look for, such as `module:function`."""
     return ":" in spec or STAND_IN.fullmatch(spec) is not None or spec.partition("@")[0] in NAMES
 
 
 def sized(spec: str, batch: int) -> str:
-    """The name of the same model with so many sequences a microbatch; as it is where it says them, or cannot."""
+    """The name of the same model with `batch` sequences a microbatch; unchanged if it sets that, or takes no settings."""
     head, brace, tail = spec.rpartition("}")
     name, _, setting = tail.partition("@")
     if "batch=" in setting or not (spec.startswith("hf:") or spec.partition("@")[0] in PUBLISHED):
@@ -103,14 +103,14 @@ def _own(spec: str, seed: int) -> Model:
 
 
 def _named(layers: Any, where: str) -> list[tuple[str, nn.Module]]:
-    """The layers of a list, nn.ModuleList or nn.Sequential, each with its name there, or its number and class. Raises
-    BadInput."""
+    """(name, layer) of the layers in a list, nn.ModuleList or nn.Sequential. Names are the container's; layers without one
+    are named by number and class. Raises BadInput."""
     if isinstance(layers, nn.Sequential) and type(layers).forward is not nn.Sequential.forward:
         raise BadInput(
             f"{where} returns a {type(layers).__name__}, whose forward is its own: return the layers in their order"
         )
     if isinstance(layers, nn.Sequential | nn.ModuleList):
-        # `named_children` would name a module once that is there twice.
+        # `named_children` would list a module that occurs twice only once.
         children = layers.named_modules(remove_duplicate=False)
         rows = [(name, layer) for name, layer in children if name and "." not in name]
     else:

@@ -1,10 +1,10 @@
-"""Hugging Face causal language models by config class, with random numbers (no weights are fetched):
-`hf:LlamaConfig{"num_hidden_layers": 4, "hidden_size": 512}@batch=1,length=512`. Each is taken apart into layers, without
-knowing its architecture.
+"""Hugging Face causal language models by config class, with random weights (none are downloaded):
+`hf:LlamaConfig{"num_hidden_layers": 4, "hidden_size": 512}@batch=1,length=512`. A model of any architecture is split into an
+embedding, its decoder layers and a head, by calling the library's own forward in three ways:
 
-The library's own forward runs with its layers taken out: that is the embedding. It runs with a layer that notes what it is
-called with: that is what every decoder layer gets with its input. And it runs with its inner model replaced: that is the
-head.
+* without decoder layers and without the last norm: this is the embedding;
+* with a decoder layer that records its arguments: these are given to each decoder layer with its input;
+* with the inner model replaced by the last norm: this is the head.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ NAME = "zbsolve"
 
 
 def transformers_attention() -> str:
-    """The name that transformers knows `sliced_attention` by: AutoModelForCausalLM.from_config(config,
-    attn_implementation=transformers_attention()). Without slices it is the library's "sdpa", masks too, but for
-    models that ask whether their attention has that name.
+    """Register `sliced_attention` in transformers, and return its name there: AutoModelForCausalLM.from_config(config,
+    attn_implementation=transformers_attention()). Without slices it does the same as the library's "sdpa", with the same
+    masks. (Models that ask whether their attention is called "sdpa" may behave differently.)
 
-    In slices a layer's attention sees the earlier slices' keys, with grouped queries, `sliding_window` and `scaling`, or as
-    a mask says (chunks, padding) for the slice's queries and all keys so far. documents=, which the library's models
-    hand on to attention: as `sliced_attention` takes it, with slices and without. Raises BadInput without an attention
-    interface in transformers; attention then raises BadInput for dropout, soft caps and whatever else slices cannot do.
+    In slices a layer's attention sees the keys of earlier slices. It supports grouped queries, `sliding_window`, `scaling`,
+    masks (chunks, padding) over the slice's queries and all keys so far, and documents=, which the library's models pass on
+    to attention, as in `sliced_attention`. Raises BadInput if transformers has no attention interface. Attention in slices
+    raises BadInput for dropout, soft caps and other settings that slices do not support.
     """
     try:
         from transformers import AttentionInterface
@@ -72,7 +72,7 @@ def transformers_attention() -> str:
     return NAME
 
 
-# What layers hand on that says nothing of which keys are seen, or how.
+# Arguments that layers pass on to attention and that do not change which keys are seen, or how.
 IGNORED = {"position_ids", "cache_position", "past_key_values", "use_cache", "output_attentions", "output_hidden_states"}
 
 
@@ -109,7 +109,7 @@ def _attention(
 
 
 def _dropout_named(module: nn.Module, dropout: float) -> str:
-    """Which field of the config says so, for a message."""
+    """The field of the config that sets this dropout, for a message; or ""."""
     config: Any = getattr(module, "config", None)
     names = [
         name for name, p in getattr(config, "__dict__", {}).items() if "att" in name and "drop" in name and p == dropout
@@ -118,7 +118,7 @@ def _dropout_named(module: nn.Module, dropout: float) -> str:
 
 
 def _more_than_rule(mask: Tensor | None, queries: int, window: int | None) -> Tensor | None:
-    """The mask, where it is not what the rule says of the slice's queries and of all keys up to theirs."""
+    """The mask; or None if it is the causal mask with this window, for the slice's queries and all keys up to theirs."""
     if mask is None:
         return None
     first = slice_offset()
@@ -131,7 +131,7 @@ def _more_than_rule(mask: Tensor | None, queries: int, window: int | None) -> Te
 
 
 class Embedding(nn.Module):
-    """Token numbers → what goes into the first layer: the model's own forward without layers and without its last norm."""
+    """Token numbers → input of the first decoder layer: the model's own forward without layers and without the last norm."""
 
     def __init__(self, config: Any, balance: Balance | None = None) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Embedding(nn.Module):
         return result if self.balance is None else self.balance.begun(result)
 
     def _positions(self, ids: Tensor) -> dict[str, Tensor]:
-        """Those of a later slice, where the model asks for positions."""
+        """`position_ids` of a slice other than the first, if the model takes them."""
         first = slice_offset()
         if not first or "position_ids" not in inspect.signature(self.base.forward).parameters:
             return {}
@@ -159,7 +159,7 @@ class Embedding(nn.Module):
         return name, 1.0 if type(table) is nn.Embedding else _with_numbers(lambda: self._scale(table))
 
     def _scale(self, table: Any) -> float:
-        """By what an embedding multiplies its vectors. Raises BadInput where it does more."""
+        """The factor by which the embedding multiplies its vectors. Raises BadInput if it does anything else to them."""
         try:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 like: Any = without_layers(of_eight_words(self.base.config)).get_input_embeddings()
@@ -176,7 +176,7 @@ class Embedding(nn.Module):
 
 
 class Layer(Held):
-    """Decoder layer i. like: the one that the library's model made, whose numbers may be nowhere."""
+    """Decoder layer i. like: that layer as the library's model made it, possibly on the meta device."""
 
     def __init__(self, config: Any, like: nn.Module, i: int, given: Given, balance: Balance | None = None) -> None:
         layer = _made_as(like, config, i)
@@ -205,7 +205,7 @@ class Layer(Held):
 
 
 def _made_as(like: nn.Module, config: Any, i: int) -> nn.Module:
-    """A decoder layer by itself. Raises BadInput where its model adds to it, or makes it in a way of its own."""
+    """A decoder layer, made alone. Raises BadInput if its model adds something to it, or constructs it differently."""
     kinds, kind = getattr(config, "layer_types", None), type(like)
     own = {"layer_type": kinds[i]} if kinds and "layer_type" in inspect.signature(kind).parameters else {}
     try:
@@ -221,7 +221,7 @@ def _made_as(like: nn.Module, config: Any, i: int) -> nn.Module:
 
 @contextmanager
 def _called_in_slices(config: Any) -> Iterator[None]:
-    """Attention is ours inside. Not for longer: some models do something else where it is not called "sdpa"."""
+    """A context in which attention is `sliced_attention`. Elsewhere the name stays: some models need it to be "sdpa"."""
     before, config._attn_implementation = config._attn_implementation, transformers_attention()
     try:
         yield
@@ -238,7 +238,7 @@ def _initialiser(config: Any) -> Callable[[nn.Module], None]:
 
 
 class _Inner(nn.Module):
-    """Stands where the inner model was, and where the parts of it were that some heads call instead (OPT's decoder)."""
+    """Replaces the inner model, and those of its parts that some heads call directly (OPT's decoder)."""
 
     def __init__(self, norm: nn.Module, parts: frozenset[str]) -> None:
         super().__init__()
@@ -249,14 +249,14 @@ class _Inner(nn.Module):
         return self if name in self.__dict__.get("parts", ()) else super().__getattr__(name)
 
     def forward(self, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any) -> Answer:
-        """The last norm of what the head is given. Raises BadInput where its model does not hand that on."""
+        """The last norm of the head's input. Raises BadInput if the model does not pass that on as `inputs_embeds`."""
         if inputs_embeds is None:
             raise BadInput("hf: the head of this model takes no inputs_embeds")
         return Answer(self.norm(inputs_embeds))
 
 
 class Head(nn.Module):
-    """What comes out of the last layer → scores: the model's own forward, whose inner model is replaced by the last norm."""
+    """Output of the last decoder layer → logits: the model's own forward, with the last norm in place of the inner model."""
 
     def __init__(self, config: Any, balance: Balance | None = None) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class Head(nn.Module):
         norm = final_norm(causal)
         parts = frozenset(name for name, _ in inner_of(causal)[1].named_children())
         inner = _Inner(getattr(*norm) if norm else nn.Identity(), parts - {"norm"})
-        # Tied to an embedding that this layer does not hold: a weight of its own, which Model.build ties again.
+        # The embedding is another layer: the output layer gets a separate weight, which Model.build ties again.
         output = causal.get_output_embeddings()
         output.weight = nn.Parameter(output.weight.detach().clone())
         self.token_weight = "causal." + _path(causal, output)
@@ -274,7 +274,7 @@ class Head(nn.Module):
         self.causal = causal
 
     def forward(self, x: Any) -> Tensor:
-        """(batch, length, width) → (batch, length, vocabulary). The loss that balances experts is added here."""
+        """(batch, length, width) → (batch, length, vocabulary). Adds the auxiliary loss that balances experts."""
         if self.balance is not None:
             self.balance.add_loss(x)
             x = x["hidden"]
@@ -294,7 +294,7 @@ class Head(nn.Module):
         return name, cap
 
     def _behind_output(self, name: str, x: Tensor) -> Tensor:
-        """What the model makes of logits `x`: norm and output layer hand on what they get. Raises BadInput."""
+        """The model's logits if its output layer's result is `x` (norm and output layer are skipped). Raises BadInput."""
         norm = getattr(self.causal, self.inner).norm
         memo: dict[int, Any] = {id(part): nn.Identity() for part in (norm, self.get_submodule(name))}
         try:
@@ -307,7 +307,7 @@ class Head(nn.Module):
 
 
 def _with_numbers(look: Callable[[], Any]) -> Any:
-    """What `look` finds by real tensors, also while fake ones are made: modes of torch are on in one thread only."""
+    """`look()`, computed with real tensors even inside a fake tensor mode: torch's modes affect one thread only."""
     with ThreadPoolExecutor(1) as other:
         return other.submit(look).result()
 
@@ -320,8 +320,8 @@ def _path(root: nn.Module, wanted: nn.Module) -> str:
 
 
 BATCH, LENGTH = 1, 512
-# Fields of published config files that a class may not declare: the library reads them where they are there, or a training
-# step does not depend on them.
+# Fields in published config files that a config class need not declare: either the library reads them if they are present,
+# or a training step does not depend on them.
 UNDECLARED_FIELDS = {
     *("head_dim", "sliding_window", "use_sliding_window", "max_window_layers", "attention_bias", "mlp_bias", "hidden_act"),
     *("rope_theta", "rope_scaling", "torch_dtype", "pretraining_tp", "cache_implementation", "auto_map"),
@@ -329,8 +329,8 @@ UNDECLARED_FIELDS = {
 
 
 def causal_model(spec: str, seed: int) -> Model:
-    """The model that `hf:ConfigClass{overrides}@setting` names. Raises BadInput where the library, the class or a key is
-    missing, or where its layers cannot be taken apart."""
+    """The model named `hf:ConfigClass{overrides}@setting`. Raises BadInput if the library, the class or a key is missing, or
+    if the model cannot be split into layers."""
     config, setting = _config(spec)
     batch, length = setting.batch or BATCH, setting.length or LENGTH
     dtype = DTYPES[setting.dtype or "float32"]

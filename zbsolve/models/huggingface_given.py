@@ -1,5 +1,5 @@
-"""A Hugging Face causal language model made from its config, without its decoder layers; what such a layer is called
-with beside its input (positions, masks), and what of it belongs to a slice of the sequence."""
+"""Parts of a Hugging Face causal language model, made from its config: the model without decoder layers; the further
+arguments of a decoder layer (positions, masks), and the part of these for a slice of the sequence; losses of routers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def causal_of(config: Any) -> Any:
 
 
 def without_layers(config: Any) -> Any:
-    """The causal model with an empty list of layers. It is built with one layer, because some initialise by their number."""
+    """The causal model with an empty list of layers. It is built with one layer, as some models divide by their number."""
     bare = copy.deepcopy(config)
     bare.num_hidden_layers = 1
-    if bare.num_hidden_layers != 1:  # counted by the list of kinds
+    if bare.num_hidden_layers != 1:  # some configs compute it from the list of kinds
         _set_kind(bare, bare.layer_types[0])
-    bare.output_router_logits = False  # no router is left: the functions below make that loss
+    bare.output_router_logits = False  # without routers the model cannot compute their loss: `Balance` does
     causal = causal_of(bare)
     owner, name = owner_of(causal, 1)
     setattr(owner, name, nn.ModuleList())
@@ -47,7 +47,7 @@ def without_layers(config: Any) -> Any:
 
 
 def inner_of(causal: Any) -> tuple[str, Any]:
-    """The model inside, which makes hidden states, and its name there. Some (Llama 4's) are not what their prefix names."""
+    """(name, module) of the inner model, which computes hidden states. Some (Llama 4's) are not under their prefix."""
     if causal.base_model is not causal:
         return causal.base_model_prefix, causal.base_model
     inner = [(name, child) for name, child in causal.named_children() if hasattr(child, "get_input_embeddings")]
@@ -57,8 +57,8 @@ def inner_of(causal: Any) -> tuple[str, Any]:
 
 
 def owner_of(causal: Any, count: int) -> tuple[nn.Module, str]:
-    """The module that holds the decoder layers, and their name there: the outermost list of modules that is as long as the
-    config says. Raises BadInput."""
+    """The module that contains the list of decoder layers, and the list's name there. It is the outermost ModuleList with
+    `count` modules. Raises BadInput."""
     for module in inner_of(causal)[1].modules():
         for name, child in module.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
@@ -67,14 +67,14 @@ def owner_of(causal: Any, count: int) -> tuple[nn.Module, str]:
 
 
 def final_norm(causal: Any) -> tuple[nn.Module, str] | None:
-    """The norm behind the last layer: by its name in the module that holds the layers."""
+    """(owner, name) of the norm after the last layer, found by its name in the module that contains the layers."""
     owner, _ = owner_of(causal, 0)
     names = [name for name, _ in owner.named_children() if "norm" in name or name == "ln_f"]
     return (owner, names[-1]) if names else None
 
 
 def without_norm(causal: Any) -> Any:
-    """A model without layers that hands on what its norm would get."""
+    """A model without layers, with the identity in place of its last norm."""
     norm = final_norm(causal)
     if norm is not None:
         setattr(*norm, nn.Identity())
@@ -82,19 +82,19 @@ def without_norm(causal: Any) -> Any:
 
 
 def of_eight_words(config: Any) -> Any:
-    """A config that differs in its vocabulary: what is no weight of tokens is as it was."""
+    """The config with a vocabulary of eight tokens: everything but the token weights stays as it is, and is made faster."""
     small = copy.deepcopy(config)
     small.vocab_size = 8
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         try:
             setattr(small, name, None)
-        except Exception:  # the library's own: this config must have one
+        except Exception:  # the library's check: this config needs a token
             setattr(small, name, 7)
     return small
 
 
 class Sample(NamedTuple):
-    """A microbatch: samples, their length, and the type that layers compute in."""
+    """A microbatch: the number of sequences, their length in tokens, and the type that layers compute in."""
 
     batch: int
     length: int
@@ -102,8 +102,8 @@ class Sample(NamedTuple):
 
 
 class Given(NamedTuple):
-    """value: positional and named arguments. along: of each leaf of it, which dimensions are as long as the sequence. batch:
-    the samples that it is for."""
+    """Arguments of a layer beside its input. value: (positional, named) arguments. along: for each leaf of value, the
+    dimensions along the sequence. batch: the number of sequences that they were made for."""
 
     value: Any
     along: tuple[tuple[int, ...], ...]
@@ -111,7 +111,7 @@ class Given(NamedTuple):
 
 
 class Here(NamedTuple):
-    """Tokens that a layer runs for: samples, the first one's position, and how many."""
+    """The tokens that a layer is called with: number of sequences, position of the first token, tokens of a sequence."""
 
     batch: int
     first: int
@@ -119,10 +119,10 @@ class Here(NamedTuple):
 
 
 def part_of(leaf: Tensor, along: tuple[int, ...], batch: int, here: Here) -> Tensor:
-    """What the tokens `here` need of a leaf for `batch` samples. A mask, which is as long as the sequence along two
-    dimensions, keeps all keys up to theirs. Raises BadInput where the sequence is shorter than that."""
+    """The part of a leaf (made for `batch` sequences) that the tokens `here` need. along: its dimensions along the sequence.
+    Masks have two: the second, of keys, keeps all up to these tokens. Raises BadInput if the sequence is too short."""
     if 0 not in along and leaf.dim() > 1 and leaf.shape[0] == batch != here.batch:
-        leaf = leaf[:1].expand(here.batch, *leaf.shape[1:])  # no sample's tokens say what it is given
+        leaf = leaf[:1].expand(here.batch, *leaf.shape[1:])  # it is the same for all sequences: it does not depend on tokens
     if not along:
         return leaf
     length = leaf.shape[along[0]]
@@ -137,7 +137,7 @@ def part_of(leaf: Tensor, along: tuple[int, ...], batch: int, here: Here) -> Ten
 
 
 class Answer:
-    """What an inner model returns: the hidden states, first and by name. Anything else is None."""
+    """Stands for the output of an inner model. It has the hidden states, by index 0 and by name; other fields are None."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -150,8 +150,8 @@ class Answer:
 
 
 class Held(nn.Module):
-    """A layer, called as its model calls it. What it gets with its input is in buffers; a slice, or a shorter sequence,
-    takes of them what it needs."""
+    """A layer that is called with the further arguments that its model gives it. These are in buffers; for a slice, or for
+    a shorter sequence, the needed part is taken."""
 
     def __init__(self, layer: nn.Module, given: Given) -> None:
         super().__init__()
@@ -165,13 +165,13 @@ class Held(nn.Module):
                 self.register_buffer(f"given{n}", leaf, persistent=False)
 
     def call(self, x: Tensor, others: Mapping[int, Any] = MappingProxyType({})) -> Any:
-        """What the layer gives. others: in place of leaves that it holds."""
+        """The layer's output. others: number of a leaf → value to use in its place."""
         here = Here(x.shape[0], slice_offset(), x.shape[1])
         args, kwargs = tree_map(lambda n: others[n] if n in others else self._leaf(n, here), self.numbers)
         return self.layer(x, *args, **kwargs)
 
     def _leaf(self, n: int, here: Here) -> Any:
-        """What these tokens get of the leaf n."""
+        """The part of leaf n for these tokens."""
         leaf: Any = getattr(self, f"given{n}", self.fixed[n])
         return part_of(leaf, self.along[n], self.batch, here) if isinstance(leaf, Tensor) else leaf
 
@@ -180,16 +180,17 @@ Words = Mapping[str, str]
 
 
 def words_of(layer: nn.Module) -> Words:
-    """What a layer says of itself in words, by name."""
+    """The layer's attributes that are strings, by name."""
     return {name: word for name, word in vars(layer).items() if isinstance(word, str) and not name.startswith("_")}
 
 
 class Noted(Exception):
-    """Carries what a layer is called with."""
+    """Raised by `_Note`, with the arguments that it was called with."""
 
 
 class _Note(nn.Module):
-    """Stands where a decoder layer was, with its words: some models ask a layer for its `attention_type` or `block_type`."""
+    """Replaces a decoder layer, to record its arguments. It has the layer's string attributes: some models read a layer's
+    `attention_type` or `block_type`."""
 
     def __init__(self, words: Words) -> None:
         super().__init__()
@@ -201,7 +202,7 @@ class _Note(nn.Module):
 
 
 def given_to(config: Any, i: int, layer: nn.Module, sample: Sample) -> Given:
-    """What layer i gets with its input. It is found with a small vocabulary; nothing of it is a weight."""
+    """The further arguments of layer i. They are found by running the model with a small vocabulary."""
     small, words = of_eight_words(config), words_of(layer)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
@@ -209,7 +210,7 @@ def given_to(config: Any, i: int, layer: nn.Module, sample: Sample) -> Given:
     if own := small.to_dict().get("per_layer_config"):  # settings that differ from layer to layer
         small.per_layer_config = {0: own.get(str(i), own.get(i, {}))}
     key = json.dumps([small.to_dict(), kinds and kinds[i], words, type(config).__name__], default=str), sample
-    if key not in _given:  # layers of one kind get equal tensors: found once
+    if key not in _given:  # layers of the same kind get equal tensors
         with torch.random.fork_rng(devices=[]):
             _given[key] = typed(partial(_noted, small, words, sample), sample.dtype)
     return _given[key]
@@ -219,7 +220,7 @@ _given: dict[tuple[str, Sample], Given] = {}
 
 
 def _set_kind(config: Any, kind: str) -> None:
-    """Make it the config of one layer of this kind. Some (Jamba's) say kinds by a rule, which a subclass replaces."""
+    """Change the config to one layer of this kind. If kinds are a property (Jamba's), a subclass overrides it."""
     cls = type(config)
     name = getattr(cls, "attribute_map", {}).get("layer_types", "layer_types")
     if isinstance(getattr(cls, name, None), property):
@@ -239,8 +240,8 @@ def _noted(config: Any, words: Words, sample: Sample) -> Given:
 
 
 def _check_first(causal: Any, length: int) -> None:
-    """Raise BadInput where the first layer gets something else than what the model without layers would hand to its norm:
-    then it does more before and behind its layers, as with several streams of hidden states."""
+    """Raise BadInput if the first layer's input differs from what the model without layers passes to its norm: then the
+    model does more than run its layers, for example with several streams of hidden states."""
     x = _called_with(causal, 1, length, 0)[2]
     owner, name = owner_of(causal, 1)
     setattr(owner, name, nn.ModuleList())
@@ -266,7 +267,7 @@ def _with_note(config: Any, words: Words) -> Any:
 
 
 def _called_with(causal: Any, batch: int, length: int, word: int) -> Any:
-    """Arguments of the first layer for a sequence of one word, and its input."""
+    """(positional, named) arguments of the first layer and its input, for sequences of one repeated token, `word`."""
     try:
         with torch.no_grad():
             inner_of(causal)[1](input_ids=torch.full((batch, length), word), use_cache=False)
@@ -276,8 +277,8 @@ def _called_with(causal: Any, batch: int, length: int, word: int) -> Any:
 
 
 def _along(value: Any, shorter: Any, length: int) -> tuple[tuple[int, ...], ...]:
-    """Dimensions that a sequence one token shorter shortens. Where it makes no such tensor (a mask that only longer ones
-    need): those of the sequence's length."""
+    """For each leaf, the dimensions along the sequence: those that are shorter for a sequence with one token less. If the
+    shorter sequence has no such tensor (a mask that only long ones need): dimensions of size `length`."""
     rows, others = (tree_leaves(tree) for tree in (value, shorter))
     others = others if len(others) == len(rows) else [None] * len(rows)
     return tuple(_dimensions(leaf, other, length) for leaf, other in zip(rows, others, strict=True))
@@ -293,13 +294,13 @@ def _dimensions(leaf: Any, other: Any, length: int) -> tuple[int, ...]:
 
 Sums = dict[str, Tensor]
 
-_listening: list[list[Tensor]] = []  # the innermost last: logits of the routers that run
+_listening: list[list[Tensor]] = []  # lists that collect routers' logits; the innermost `heard` is last
 
 
 @dataclass(frozen=True)
 class Balance:
-    """kind: the class of routers. place: of the logits in what a router gives. experts, chosen: how many there are, and are
-    taken for a token. weight: of the loss."""
+    """The auxiliary loss that balances experts. kind: the class of routers. place: index of the logits in a router's output.
+    experts: their number; chosen: the number that a token uses. weight: of the loss."""
 
     kind: Any
     place: int
@@ -308,12 +309,12 @@ class Balance:
     weight: float
 
     def begun(self, hidden: Tensor) -> Sums:
-        """What the first layer is given: sums of 0 that get gradients, as all later ones do."""
+        """The input of the first layer: hidden states, and sums of 0. The sums need gradients, as in all later layers."""
         zeros = torch.zeros(self.experts, device=hidden.device)
         return {"hidden": hidden, "assigned": zeros, "shares": zeros + hidden.flatten()[:0].sum().float()}
 
     def added(self, before: Sums, hidden: Tensor, logits: list[Tensor]) -> Sums:
-        """The sums with those of one more layer: tokens of each expert, and its share of them by the router."""
+        """The output of a layer: hidden states, and the sums with this layer's: each expert's tokens and probabilities."""
         assigned, shares = before["assigned"], before["shares"]
         for tensor in logits:
             weights = tensor.softmax(-1)
@@ -330,8 +331,8 @@ class Balance:
 
 
 def balance_of(causal: Any) -> Balance | None:
-    """Of a model whose config asks for the loss of its routers; None for others. Raises BadInput for a family whose loss is
-    another one."""
+    """The auxiliary loss of a model whose config asks for it, otherwise None. Raises BadInput for a family with another
+    loss."""
     if not getattr(causal.config, "output_router_logits", False):
         return None
     recorder: Any = (getattr(inner_of(causal)[1], "_can_record_outputs", None) or {}).get("router_logits")
@@ -345,7 +346,7 @@ def balance_of(causal: Any) -> Balance | None:
 
 
 def hear(layer: nn.Module, balance: Balance) -> None:
-    """From now on routers in `layer` tell their logits to `heard`."""
+    """Make the routers in `layer` report their logits to `heard`."""
     for module in layer.modules():
         if isinstance(module, balance.kind):
             module.__class__ = _telling(balance.kind, balance.place)
@@ -353,7 +354,7 @@ def hear(layer: nn.Module, balance: Balance) -> None:
 
 @contextmanager
 def heard() -> Iterator[list[Tensor]]:
-    """The logits of the routers that run inside."""
+    """A context that collects the logits of all routers that run in it."""
     logits: list[Tensor] = []
     _listening.append(logits)
     try:
@@ -364,7 +365,7 @@ def heard() -> Iterator[list[Tensor]]:
 
 @cache
 def _telling(kind: Any, place: int) -> Any:
-    """A router that does what `kind` does, and tells its logits. It stays of the same class in all layers."""
+    """A subclass of the router class `kind` that also reports its logits; the same one for all layers, as it is cached."""
     plain: Callable[..., Any] = kind.forward
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
 """Hugging Face encoder-decoders by config class, such as `hf:T5Config{"num_layers": 4}@length=512`: the layers of both
-halves in one row. What later layers take is a side input (see `docs/side-inputs.md`): the encoder's output, the decoder's
-words, and what a layer hands on beside its hidden states, as T5's first layers do with their position bias.
+halves (encoder and decoder) in one sequence. Side inputs (see `docs/side-inputs.md`) carry what later layers need: the
+encoder's output, the decoder's tokens, and outputs of layers beside hidden states, such as T5's position bias.
 
-Each half's own forward runs once with probes in place of its layers. They note what it calls layers with, run the layers
-without numbers, and so find which tensors some layer has made, and which are constant.
+To find them, each half's own forward runs once with probes in place of its layers. A probe records the arguments of its
+layer and runs the layer on the meta device; this shows which arguments other layers have made, and which are constant.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SKIPPED = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
 @dataclass(frozen=True)
 class Called:
-    """What a layer is called with, and is taken of. given: constants. takes: leaf of its arguments → side input. gives: leaf
-    of its output → side input, known when all layers have run."""
+    """How a half calls a layer. given: its constant arguments. takes: number of a leaf in its arguments → side input. gives:
+    number of a leaf in its output → side input; complete when all layers have run."""
 
     layer: nn.Module
     given: Any
@@ -46,7 +46,7 @@ class Called:
 
 @dataclass(frozen=True)
 class Half:
-    """One half of a model without numbers. place: of its list of layers. behind: its modules behind them, in turn."""
+    """One half of a model on the meta device. place: name of its list of layers. behind: its modules after these."""
 
     stack: Any
     place: str
@@ -55,7 +55,7 @@ class Half:
 
 
 class _Probe(nn.Module):
-    """Stands where a layer was."""
+    """Replaces a layer during `_Walk`."""
 
     def __init__(self, walk: _Walk, layer: nn.Module) -> None:
         super().__init__()
@@ -67,17 +67,17 @@ class _Probe(nn.Module):
 
 
 class _Walk:
-    """A half's forward with probes: `made` has of each tensor that a layer gave its number and the leaf of its output, and
-    None for the memory."""
+    """A half's forward with probes. made: id of a tensor → (number of the layer that made it, leaf of its output), or None
+    for the memory (the encoder's output)."""
 
     def __init__(self, half: str, memory: Tensor | None) -> None:
         self.half, self.called, self.behind = half, list[Called](), list[nn.Module]()
         self.row: Any = None
-        self.kept: list[Any] = [memory]  # an address stays of one tensor
+        self.kept: list[Any] = [memory]  # keeps tensors alive, so that ids stay unique
         self.made: dict[int, tuple[int, int] | None] = {} if memory is None else {id(memory): None}
 
     def layer(self, layer: nn.Module, x: Tensor, args: Any, kwargs: Any) -> Any:
-        """What the layer makes: new tensors of its shapes, and those that it only hands on."""
+        """The layer's output: new tensors of the right shapes, and its inputs where it only passes them on."""
         if self.called and x is not self.row:
             raise BadInput(f"hf: something is done between {self.half} layers {len(self.called) - 1} and {len(self.called)}")
         call = Called(layer, (args, kwargs))
@@ -131,7 +131,7 @@ class _Walk:
 
 
 def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple[Half, Tensor]:
-    """A half, and its output. shell: the model without numbers. memory: what the decoder gets."""
+    """A half, and its output. shell: the model on the meta device. memory: the encoder's output, for the decoder."""
     stack = getattr(shell, f"get_{half}")()
     lists = [(name, child) for name, child in stack.named_children() if isinstance(child, nn.ModuleList) and len(child)]
     if stack is shell or len(lists) != 1:
@@ -153,25 +153,25 @@ def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple
 
 
 def _copied(module: Any, instead: dict[int, Any]) -> Any:
-    """A copy, with others in place of some modules. Configs stay: layers of one are equal. So do tensors without numbers,
-    which `_made` puts others in place of."""
+    """A copy in which some modules are replaced: id → replacement. Configs are shared, since layers compare them. So are
+    meta tensors, which `_made` replaces."""
     parts = [*module.modules()]
     stay = [part.config for part in parts if hasattr(part, "config")] + [leaf for part in parts for _, leaf in _own(part)]
     return copy.deepcopy(module, {id(kept): kept for kept in stay} | instead)
 
 
 def _made(module: Any, shell: Any) -> Any:
-    """A module without numbers gets some, as the library initialises it."""
+    """Replace a module's meta tensors by real ones, initialised as the library does it."""
 
     begun = [part for part in module.modules() if any(leaf.is_meta for _, leaf in _own(part))]
     for part in begun:
         for name, leaf in _own(part):
-            new = torch.empty(leaf.shape, dtype=leaf.dtype)  # to_empty cannot where tensors are fake
+            new = torch.empty(leaf.shape, dtype=leaf.dtype)  # `to_empty` fails in a fake tensor mode
             setattr(part, name, nn.Parameter(new) if isinstance(leaf, nn.Parameter) else new)
     with torch.no_grad():
         for part in reversed([*module.modules()]) if begun else ():
             getattr(part, "reset_parameters", lambda: None)()
-            with suppress(AttributeError):  # of a table that is another layer's
+            with suppress(AttributeError):  # for an embedding that belongs to another layer
                 shell._init_weights(part)
     return module.train()
 
@@ -181,7 +181,7 @@ def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 class Layer(Held):
-    """A layer of a half, called as the half calls it."""
+    """A layer of a half, called with the arguments that the half gives it."""
 
     def __init__(self, called: Called, shell: Any, batch: int) -> None:
         along = ((),) * len(tree_leaves(called.given))
@@ -191,21 +191,21 @@ class Layer(Held):
         self.places = tuple(called.gives)
 
     def forward(self, x: Tensor, *sides: Any) -> Any:
-        """(batch, length, width) → the same shape, and what it gives."""
+        """(batch, length, width) → the same shape, followed by the side inputs that the layer gives."""
         leaves = tree_leaves(self.call(x, dict(zip(self.sides, sides, strict=True))))
         return (leaves[0], *(leaves[n] for n in self.places)) if self.gives else leaves[0]
 
 
 class _Note(nn.Module):
-    """Stands where the first layer was."""
+    """Replaces the first layer."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         raise Noted(x)
 
 
 class Begin(nn.Module):
-    """Token numbers → what goes into the first layer of a half: its own forward up to there. The encoder's gets the
-    decoder's words, too, and gives them."""
+    """Token numbers → input of the first layer of a half: the half's own forward up to there. The encoder's also takes the
+    decoder's tokens and gives them as a side input."""
 
     def __init__(self, half: Half, shell: Any, first: bool) -> None:
         super().__init__()
@@ -227,7 +227,8 @@ class Begin(nn.Module):
 
 
 class Encoded(nn.Module):
-    """The encoder's end: the decoder's words go on along the row, and the memory to all decoder layers."""
+    """The end of the encoder: its output becomes the side input `memory` of all decoder layers, and the decoder's tokens
+    become the value that is passed from layer to layer."""
 
     takes, gives = WORDS, MEMORY
 
@@ -240,19 +241,19 @@ class Encoded(nn.Module):
 
 
 class _Ended(nn.Module):
-    """Stands where the decoder was."""
+    """Replaces the decoder."""
 
     def __init__(self, behind: nn.Module) -> None:
         super().__init__()
         self.behind = behind
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> Answer:
-        """What comes behind its layers."""
+        """Run the decoder's modules after its layers."""
         return Answer(self.behind(inputs_embeds))
 
 
 class Head(nn.Module):
-    """What comes out of the last layer → scores: the model's own forward without both halves' layers."""
+    """Output of the last layer → logits: the model's own forward without the layers of both halves."""
 
     def __init__(self, halves: tuple[Half, Half], shell: Any) -> None:
         super().__init__()
@@ -299,7 +300,7 @@ def halves_model(spec: str, seed: int, config: Any, sample: Sample) -> Model:
 
 
 def _tied(shell: Any, halves: tuple[Half, Half]) -> tuple[tuple[Place, ...], ...]:
-    """Both halves' embeddings and the output layer, where they hold one parameter."""
+    """Groups of places that hold one parameter: among both halves' embeddings and the output layer."""
     count = len(halves[0].layers)
     tables = [half.stack.get_input_embeddings() for half in halves]
     output = shell.get_output_embeddings()
@@ -316,7 +317,7 @@ def _path(root: nn.Module, wanted: nn.Module) -> str:
 
 
 def _words(seed: int, vocabulary: int, sample: Sample, microbatch: int, step: int) -> Any:
-    """Tokens of both halves, and the decoder's one place on."""
+    """((encoder's tokens, decoder's tokens), targets); targets are the decoder's tokens shifted by one."""
     ids = np.random.default_rng((seed, step, microbatch, 1)).integers(0, vocabulary, (sample.batch, sample.length))
     words, targets = random_tokens(seed, vocabulary, sample.batch, sample.length, microbatch, step)
     return (torch.from_numpy(ids), words), targets

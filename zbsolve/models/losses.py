@@ -1,5 +1,5 @@
-"""The loss of a language model as data: what a vocabulary that is split over ranks needs to know of it. And losses that
-layers make themselves, such as the balance of experts: they count beside the loss of the model's output."""
+"""The loss of a language model as data, so that a vocabulary sharded over ranks can compute it. And auxiliary losses, which
+layers add to the loss of the model's output, for example to balance experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..util.errors import BadInput
 
 
 def capped(logits: Tensor, cap: float) -> Tensor:
-    """Logits within ±cap: cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2); as they are where cap is 0."""
+    """Logits with a soft cap: cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2); unchanged if cap is 0."""
     return (logits / cap).tanh() * cap if cap else logits
 
 
@@ -64,21 +64,20 @@ class CrossEntropy:
 
 
 def without_metrics(value: Any) -> Any:
-    """The loss, of what a loss function returned: that itself, or the first of `(loss, metrics)`, where metrics is a dict,
-    as the loss functions of Megatron-LM return it."""
+    """The loss in a loss function's result: the result itself, or the first of `(loss, metrics)` with a dict of metrics, as
+    Megatron-LM's loss functions return it."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
         return value[0]
     return value
 
 
 def exact(kind: torch.dtype) -> torch.dtype:
-    """The type that sums over a vocabulary are made in: float64 for float64, else float32."""
+    """The type for sums over a vocabulary: float64 for float64, otherwise float32."""
     return torch.float64 if kind == torch.float64 else torch.float32
 
 
 class AuxiliaryLosses:
-    """Collects the losses that layers make. total: their sum, a tensor of one number; None where there are none. recording:
-    whether gradients are wanted."""
+    """Collects auxiliary losses. total: their sum, a tensor of one number, or None. recording: they need gradients."""
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
@@ -89,12 +88,13 @@ _collecting: list[AuxiliaryLosses] = []  # the innermost last
 
 
 def auxiliary_loss(value: Tensor) -> None:
-    """Add `value`, a tensor of one number, to the loss: a layer's forward calls this, as often as it likes.
+    """Add an auxiliary loss. A layer's forward calls this, any number of times.
 
-    In a pipeline it counts in the loss of the microbatch that runs, whichever stage the layer is on: a step's loss is the
-    mean over its microbatches of their losses with all that their layers added, and so are the gradients. In plain code
-    `auxiliary_losses` collects it; where nobody collects, nothing happens. Raises BadInput for another value, and where
-    gradients are wanted but none is recorded (inside a reentrant checkpoint, for example).
+    value: a floating-point tensor of one number.
+
+    In a pipeline it is added to the loss of the microbatch that runs, on whichever stage the layer is; the loss of a step is
+    the mean over its microbatches. In plain code `auxiliary_losses` collects it; without that, the call does nothing. Raises
+    BadInput for other values, and if gradients are needed but not recorded (for example inside a reentrant checkpoint).
     """
     if not _collecting:
         return
@@ -110,7 +110,7 @@ def auxiliary_loss(value: Tensor) -> None:
 
 @contextmanager
 def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
-    """Collect what layers add by `auxiliary_loss` while the block runs, for a model in one process:
+    """Collect the losses that layers add by `auxiliary_loss` while the block runs, for a model in one process:
 
     with auxiliary_losses() as extra:
         output = model(inputs)

@@ -1,4 +1,4 @@
-"""A model as a row of layers, and what a name may say about one."""
+"""`Model`: a model as a sequence of layers; and `Setting`: what a model's name may change."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Model:
-    """A model as a row of layers.
+    """A model as a sequence of layers.
 
-    layers: builders; each makes one layer, with the same numbers whichever rank calls it. A layer takes one value and gives
-    one: any pytree of tensors. layer_names: a name each. batch(microbatch, step): inputs and targets, pytrees of tensors.
-    loss(output, target): a mean, one number. tied: groups of places that hold one parameter; the first place of a group
-    gives the starting values. parallelize(stage, mesh): spreads a stage over the dimensions of a mesh beside "pp" (see
-    `exec.Pipeline`); None: nobody knows how. work(rank, piece, pieces): what ranks do beside the step.
-    optimizer(parameters): makes torch optimizers, one or a list, of a rank's parameters; `parameters.names` are their names.
+    layers: builders; each makes one layer, with the same weights on every rank. A layer takes a pytree of tensors and
+    returns one. layer_names: a name for each. batch(microbatch, step): (inputs, targets), pytrees of tensors. loss(output,
+    target): a mean, one number. tied: groups of places that hold the same parameter; its initial values are those of the
+    group's first place. parallelize(stage, mesh): spreads a stage over the dimensions of a mesh other than "pp" (see
+    `exec.Pipeline`); None: not possible. work(rank, piece, pieces): runs a piece of the feature `work` beside the step.
+    optimizer(parameters): makes one torch optimizer, or a list, for a rank's parameters, named `parameters.names`.
     """
 
     name: str
@@ -40,8 +40,8 @@ class Model:
     optimizer: Callable[[Any], Any] | None = None
 
     def build(self, layers: Sequence[int] | None = None) -> list[nn.Module]:
-        """The layers numbered `layers` (None: all), tied among each other where several places of a group are there. A tied
-        parameter whose first place is not among them has that place's starting values all the same."""
+        """The layers with these numbers (None: all). Tied places among them share their parameter. A tied parameter has the
+        initial values of its group's first place, also if that place is not among these layers."""
         numbers = list(range(len(self.layers))) if layers is None else list(layers)
         made = {i: self.layers[i]() for i in numbers}
         for group in self.tied:
@@ -52,15 +52,15 @@ class Model:
         return [made[i] for i in numbers]
 
     def in_steps_of(self, microbatches: int, sizes: Sequence[int] = ()) -> Model:
-        """The same model, trained in steps of so many microbatches, of all pipelines together: where batches come from an
-        iterable, their number says which item begins a step. sizes: rows of each microbatch, if not as the model has them.
-        Raises BadInput."""
+        """The same model for steps of `microbatches` microbatches (over all pipelines). A model whose batches come from an
+        iterable needs the number to know which item a step begins with. sizes: rows of each microbatch, if they differ from
+        the model's. Raises BadInput."""
         batch = self.batch.of(0 if sizes else microbatches) if isinstance(self.batch, Items) else self.batch
         return replace(self, batch=Sized.of(batch, sizes, self.name) if sizes else batch)
 
 
 def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ...]:
-    """Groups of places that hold one parameter, where it is in more than one layer. layers: (number, layer)."""
+    """Groups of places that hold the same parameter, for those with more than one place. layers: (number, layer)."""
     places: dict[int, list[Place]] = {}
     for i, layer in layers:
         for name, parameter in layer.named_parameters():
@@ -69,7 +69,7 @@ def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ..
 
 
 def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn.Parameter) -> None:
-    """Let all places of `group` that are in `layers` hold `parameter`."""
+    """Set `parameter` at all places of `group` that are in `layers`."""
     for i, name in group:
         if i in layers:
             parent, _, last = name.rpartition(".")
@@ -90,8 +90,8 @@ def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[]
 def language_model(
     name: str, seed: int, builders: Sequence[Callable[[], nn.Module]], batch: Callable[[int, int], Any], tied: Sequence[str]
 ) -> Model:
-    """A model of an embedding, blocks and a head that predicts tokens. tied: the names of the weight that its ends share, in
-    the one and in the other; () where they share none."""
+    """A model of an embedding, blocks and a head that predicts tokens. tied: the names of the shared weight in embedding and
+    head; (): they share none."""
     last = len(builders) - 1
     return Model(
         name,
@@ -105,7 +105,7 @@ def language_model(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What `@key=value,…` behind a name changes: samples a microbatch, their length, blocks, type. None: as published."""
+    """The settings `@key=value,…` after a name: sequences a microbatch, length, blocks, type. None: as published."""
 
     batch: int | None = None
     length: int | None = None

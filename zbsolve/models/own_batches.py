@@ -1,4 +1,4 @@
-"""What an own model is fed: its one sample with rows drawn anew, or the microbatches of a function or an iterable."""
+"""Microbatches of a user's own model: its one sample with rows drawn anew, or those of a function or an iterable."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..util.errors import BadInput, raised
 
 Batch = tuple[Any, Any]  # input and target of a microbatch
-FEW = 6  # rows, of which 462 draws differ
+FEW = 6  # rows: 462 different draws; up to here, a step goes through all draws
 
 
 def batches_of(given: Any, seed: int, target: bool, where: str) -> Callable[[int, int], Batch]:
-    """(microbatch, step) → input and target, of what a model's function gave as its sample.
+    """A function (microbatch, step) → (input, target), from the sample that a model's function returned.
 
-    given: a sample; a function of (microbatch, step) that gives one; or an iterable of samples that is none itself (a
-    DataLoader, a generator). target: a sample has a target, else it is an input alone. Random numbers of torch's that the
-    function or the iterable draws are fixed by `seed`, so every rank gets the same. Raises BadInput, which begins with
-    `where`.
+    given: a sample; a function (microbatch, step) → sample; or an iterable of samples (a DataLoader, a generator).
+    seed: of the random numbers that the function or the iterable draws from torch, so that every rank gets the same.
+    target: samples have a target; otherwise they are an input only.
+    where: begins the message of BadInput, which is raised for anything else.
     """
     if _is_sample(given):
         return DrawnRows(checked_sample(given, target, where), seed)
@@ -31,11 +31,11 @@ def batches_of(given: Any, seed: int, target: bool, where: str) -> Callable[[int
         return _Asked(given, seed, target, where)
     if isinstance(given, Iterable) and not isinstance(given, (list, tuple, dict, str, Tensor)):
         return Items(given, seed, target, where)
-    return DrawnRows(checked_sample(given, target, where), seed)  # refuses it
+    return DrawnRows(checked_sample(given, target, where), seed)  # raises BadInput
 
 
 def checked_sample(sample: Any, target: bool, where: str) -> Batch:
-    """Input and target of a sample; of an input alone the target is a 0. Raises BadInput."""
+    """(input, target) of a sample; for a sample without a target, the target is a tensor 0. Raises BadInput."""
     if not _is_sample(sample):
         raise BadInput(
             f"{where} must be (input, target), or an input that is no tuple; each a tensor, or tuples, lists and dicts of "
@@ -51,11 +51,11 @@ def checked_sample(sample: Any, target: bool, where: str) -> Batch:
 
 @dataclass(frozen=True)
 class DrawnRows:
-    """One sample, whose rows are drawn anew (with repeats) for each microbatch and step, so hardly two of a step are alike:
-    where the wrong one of them is used, gradients differ. The first microbatch of the first step is the sample itself.
+    """One sample whose rows are drawn anew (with repeats) for each microbatch and step. Thus the microbatches of a step
+    differ, and gradients are wrong if a rank uses the wrong one. The first microbatch of the first step is the sample.
 
-    Rows are those of the input's first tensor. A tensor with as many keeps its row beside that of the others; all else stays
-    as it is, and all of it where a tensor is not a plain dense one.
+    The number of rows is that of the input's first tensor. All tensors with as many rows are drawn alike; others stay. If
+    some tensor is not plain and dense, the sample is never changed.
     """
 
     sample: Batch
@@ -79,8 +79,8 @@ class DrawnRows:
         return tree_map(of, self.sample)
 
     def _drawn(self, rows: int, microbatch: int, step: int) -> Tensor:
-        """Numbers of as many rows. Of a few rows two draws are often of the same ones, so a step goes through all that there
-        are, in an order of its own."""
+        """The numbers of the drawn rows. With few rows random draws would often be equal, so a step goes through all
+        possible draws, in a random order."""
         generator = torch.Generator().manual_seed(_number(self.seed, microbatch, step))
         if rows > FEW:
             return torch.randint(rows, (rows,), generator=generator)
@@ -96,7 +96,7 @@ class DrawnRows:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a function gives for (microbatch, step)."""
+    """The samples of a function (microbatch, step) → sample."""
 
     give: Callable[[int, int], Any]
     seed: int
@@ -115,8 +115,8 @@ class _Asked:
 
 @dataclass
 class Items:
-    """Those of an iterable: microbatch m of step s is number s · per_step + m, or m where nobody says how many a step has.
-    An iterable that can be begun anew is, when it ends. Items from the step before on may be asked for again.
+    """The samples of an iterable: microbatch m of step s is item s · per_step + m (item m if per_step is 0: not known). When
+    the iterable ends, it is iterated again, if possible. Items of the current and the previous step are kept.
     """
 
     given: Iterable[Any]
@@ -130,7 +130,7 @@ class Items:
     _state: Tensor | None = None
 
     def __call__(self, microbatch: int, step: int) -> Batch:
-        """Input and target. Raises BadInput where there are no more."""
+        """(input, target). Raises BadInput when the iterable has ended."""
         number = step * self.per_step + microbatch
         while self._made <= number:
             self._held[self._made] = self._next()
@@ -140,15 +140,15 @@ class Items:
         if number not in self._held:
             raise BadInput(f"{self.where}: microbatch {number} is gone: an iterable is read once, in its order")
         item = self._held[number]
-        pair = self.target and isinstance(item, list) and len(item) == 2  # as a DataLoader makes them of a dataset's pairs
+        pair = self.target and isinstance(item, list) and len(item) == 2  # a DataLoader makes lists from a dataset's pairs
         return checked_sample(tuple(item) if pair else item, self.target, self.where)
 
     def of(self, per_step: int) -> Items:
-        """The same of steps of so many microbatches, from the first item on."""
+        """The same samples from the first item on, in steps of `per_step` microbatches."""
         return Items(self.given, self.seed, self.target, self.where, per_step)
 
     def _next(self) -> Any:
-        """The next item, with random numbers that go on from the last one's, whatever else draws some."""
+        """The next item. The iterable has its own state of torch's random numbers, which other code does not change."""
         with torch.random.fork_rng(devices=[]):
             if self._state is None:
                 torch.default_generator.manual_seed(self.seed)
@@ -172,10 +172,10 @@ class Items:
 
 @dataclass(frozen=True)
 class Sized:
-    """Microbatches of other sizes: the rows of those that a function gives, one after the other, cut anew.
+    """Microbatches of given sizes: the rows of a function's microbatches are joined and cut anew.
 
-    give: (microbatch, step) → input and target. rows: of the first tensor of each of these; tensors with as many are cut,
-    all else stays. starts: the row of a step with which each microbatch begins, and behind the last one its end.
+    give: (microbatch, step) → (input, target). rows: of the first tensor in each of these; tensors with as many rows are
+    cut, others stay. starts: the first row of each microbatch in the step, and the end of the last one.
     """
 
     give: Callable[[int, int], Batch]
@@ -184,7 +184,7 @@ class Sized:
 
     @classmethod
     def of(cls, give: Callable[[int, int], Batch], sizes: Sequence[int], where: str) -> Sized:
-        """Of so many rows each. Raises BadInput where batches have no rows."""
+        """Microbatches with `sizes` rows. Raises BadInput if batches have no rows."""
         rows, starts = _rows(give(0, 0)), (0, *accumulate(sizes))
         if not rows:
             raise BadInput(f"model '{where}': its batches have no rows, and the schedule says how many each microbatch has")
@@ -214,7 +214,7 @@ def _rows(batch: Batch) -> int:
 
 
 def _number(seed: int, microbatch: int, step: int) -> int:
-    """Different for each, as those of the models by name."""
+    """A seed that differs for each (seed, step, microbatch)."""
     return (seed * 1_000_003 + step) * 65_537 + microbatch
 
 

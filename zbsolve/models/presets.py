@@ -17,7 +17,7 @@ from .model import Model, language_model, seeded
 from .slicing import slice_offset, sliced_attention
 
 VOCABULARY = 256  # bytes
-ENDS = ("token.weight", "output.weight")  # of an embedding and a head, which may be one parameter
+ENDS = ("token.weight", "output.weight")  # weights of embedding and head, which may be tied
 
 
 class Embed(nn.Module):
@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """Vectors (batch, length, width) → a score for every next token (batch, length, vocabulary)."""
+    """Vectors (batch, length, width) → logits of the next token (batch, length, vocabulary)."""
 
     def __init__(self, width: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def text() -> np.ndarray:
 
 
 def next_bytes(seed: int, batch: int, length: int, microbatch: int, step: int) -> tuple[Tensor, Tensor]:
-    """Random windows of the text and the same windows one byte on, each of shape (batch, length)."""
+    """Random windows of the text, and the same windows shifted by one byte, each of shape (batch, length)."""
     source = text()
     starts = np.random.default_rng((seed, step, microbatch)).integers(0, len(source) - length - 1, batch)
     rows = torch.from_numpy(np.stack([source[s : s + length + 1] for s in starts]).astype(np.int64))
@@ -101,7 +101,7 @@ def next_bytes(seed: int, batch: int, length: int, microbatch: int, step: int) -
 
 @dataclass(frozen=True, slots=True)
 class GptSizes:
-    """Width, blocks and heads of a GPT, and samples and length of its microbatches."""
+    """Width, blocks and heads of a GPT; and sequences of a microbatch, and their length."""
 
     width: int
     blocks: int

@@ -1,6 +1,6 @@
-"""Published models by name, built from their published sizes with random numbers (no weights are fetched).
+"""Published models by name, built from their published sizes with random weights (none are downloaded).
 
-`name@batch=1,length=512,layers=4,dtype=float32` changes what one microbatch is, how many blocks there are, and the type.
+`name@batch=1,length=512,layers=4,dtype=float32` changes the microbatch, the number of blocks and the type.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Sizes of a model, and of the microbatch that it is profiled with. source: where they are printed. block: None is a
-    GPT-2 block of `width` and `heads` (LayerNorm, biases, learned positions). dense: how many blocks come first with one MLP
-    in place of experts, and its inner width. cap: of the scores. scale: of the embedding."""
+    """Sizes of a model, and of the microbatch that it is profiled with. source: the paper and table of the sizes. block:
+    None is a GPT-2 block with `width` and `heads` (LayerNorm, biases, learned positions). dense: the number of first blocks
+    with one MLP in place of experts, and its inner width. cap: soft cap of logits. scale: of the embedding."""
 
     source: str
     layers: int
@@ -143,8 +143,8 @@ def _builders(p: Published) -> list[Callable[[], nn.Module]]:
 
 
 def typed(build: Callable[[], Made], dtype: torch.dtype) -> Made:
-    """What `build` makes, a layer for example, in `dtype` from the start; converting it afterwards would need memory for
-    both."""
+    """The layer (or other object) that `build` makes, in `dtype` from the start: converting it would need memory for both
+    types."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -154,7 +154,7 @@ def typed(build: Callable[[], Made], dtype: torch.dtype) -> Made:
 
 
 def random_tokens(seed: int, vocabulary: int, batch: int, length: int, microbatch: int, step: int) -> tuple[Tensor, Tensor]:
-    """Random token numbers and the same ones one place on, each of shape (batch, length)."""
+    """Random tokens, and the same tokens shifted by one, each of shape (batch, length)."""
     rows = np.random.default_rng((seed, step, microbatch)).integers(0, vocabulary, (batch, length + 1))
     both = torch.from_numpy(rows)
     return both[:, :-1].contiguous(), both[:, 1:].contiguous()

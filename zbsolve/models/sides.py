@@ -1,6 +1,6 @@
-"""Side inputs of a model: a layer's attribute `gives` names what it returns behind its output, and `takes` names what later
-layers are called with behind their input. One that `begins` takes the batch, and not what the layer before returned (see
-`docs/side-inputs.md`)."""
+"""Side inputs of a model (see `docs/side-inputs.md`). A layer's attribute `gives` names the values that it returns after its
+output; `takes` of a later layer names those that it gets as arguments after its input. A layer with `begins` gets the batch
+as its input, and not the output of the layer before it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from ..util.errors import BadInput
 
 
 class Carried(NamedTuple):
-    """What goes from layer to layer where there are side inputs: the row's value, and those by name."""
+    """The value that is passed from layer to layer of a model with side inputs. row: the last layer's output. sides: name →
+    side input."""
 
     row: Any
     sides: dict[str, Any]
 
 
 def names_of(layer: nn.Module, number: int | None = None) -> Names:
-    """What a layer gives and takes, and whether it begins a row. number: of the layer, for errors. Raises BadInput for
-    something else than names, and than yes or no."""
+    """The attributes `gives`, `takes` and `begins` of a layer. number: of the layer, for errors. Raises BadInput for values
+    of other types."""
     each, where = dict[str, tuple[str, ...]](), type(layer).__name__ if number is None else f"layer {number}"
     for what in ("gives", "takes"):
         value = getattr(layer, what, ())
@@ -36,7 +37,7 @@ def names_of(layer: nn.Module, number: int | None = None) -> Names:
 
 
 def outer_names(layers: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What some layers in turn give, and what they take of layers before them and of the batch, sorted."""
+    """The side inputs that consecutive layers give, and those that they take from earlier layers or the batch; sorted."""
     gives, takes = set[str](), set[str]()
     for layer in layers:
         given, taken, begins = names_of(layer)
@@ -46,19 +47,19 @@ def outer_names(layers: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def batch_with(layers: Any, inputs: Any, target: Any) -> Any:
-    """What the first of all `layers` gets: the inputs, with what later ones take of the batch."""
+    """The input of the first of all `layers`: the batch's inputs, with the parts of the batch that later layers take."""
     batch = {name: {INPUTS: inputs, TARGETS: target}[name] for name in outer_names(layers)[1] if name in (INPUTS, TARGETS)}
     return Carried(inputs, batch) if batch else inputs
 
 
 def called(layer: nn.Module, x: Any) -> Any:
-    """What a layer makes of its input, with side inputs where there are some. Raises BadInput where it does not give what it
-    says, or something is not there that it takes."""
+    """Call a layer with its input and its side inputs. Raises BadInput if it does not return what `gives` names, or if no
+    earlier layer gives what it takes."""
     return called_by(layer, names_of(layer), x)
 
 
 def called_by(layer: nn.Module, names: Names, x: Any) -> Any:
-    """The same of a layer whose names are known: what a trace goes through."""
+    """`called` for a layer whose names are known; it can be traced."""
     gives, takes, begins = names
     row, sides = x if isinstance(x, Carried) else (x, {})
     row = sides.get(INPUTS, row) if begins else row
@@ -74,5 +75,5 @@ def called_by(layer: nn.Module, names: Names, x: Any) -> Any:
 
 
 def row_of(x: Any) -> Any:
-    """What goes on without side inputs."""
+    """The value without side inputs."""
     return x.row if isinstance(x, Carried) else x

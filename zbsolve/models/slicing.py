@@ -1,7 +1,6 @@
-"""Attention of a model whose sequences may run in slices: what a layer calls, and what it is told of its slice.
+"""Attention for sequences that may run in slices: `sliced_attention` and `slice_offset`, which a model's layers call.
 
-Nothing here knows who cuts sequences. Whoever does (`exec.slices`) says so by `running_slice`, as `auxiliary_losses`
-collects losses.
+The code that cuts sequences (`exec.slices`) runs layers inside `running_slice`; this module does not depend on it.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from ..util.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """What a query sees besides what is causal. scale: of scores; None: 1/√width. window: how many keys up to its own; None:
-    all. documents: (batch, length), whole numbers; a token sees those of its own document alone. None: all are one. mask:
-    (…, queries, keys) of torch's function, for these queries and all keys from the sequence's first; None: none."""
+    """Which keys a query sees, beside being causal. scale: of scores; None: 1/√width. window: the number of keys up to its
+    own; None: all. documents: (batch, length), whole numbers: a token sees only tokens of its document; None: one document.
+    mask: attn_mask of torch's function, (…, queries, keys), for these queries and all keys from the sequence's first; None:
+    no mask."""
 
     scale: float | None = None
     window: int | None = None
@@ -31,14 +31,14 @@ class AttentionRule:
 
 
 class Slicing(Protocol):
-    """The slice that runs."""
+    """The slice that is running."""
 
     @property
     def offset(self) -> int:
         """The position of its first token in the sequence."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
-        """The attention of this slice's queries to its own and to all earlier keys; like `query`."""
+        """The attention of this slice's queries to its own and all earlier keys; shape and type are those of `query`."""
 
 
 _slicing: list[Slicing] = []  # the innermost last
@@ -46,7 +46,7 @@ _slicing: list[Slicing] = []  # the innermost last
 
 @contextmanager
 def running_slice(slicing: Slicing) -> Iterator[None]:
-    """While the block runs, `sliced_attention` and `slice_offset` ask `one`."""
+    """A context in which `sliced_attention` and `slice_offset` use `slicing`."""
     _slicing.append(slicing)
     try:
         yield
@@ -60,8 +60,8 @@ def in_slice() -> bool:
 
 
 def slice_offset() -> int:
-    """The position of the first token that a layer is given: 0, unless the sequence runs in slices. Positions (rotary,
-    learned) count from here."""
+    """The position in the sequence of a layer's first token: 0, unless sequences run in slices. A layer adds it to its
+    positions (rotary, learned)."""
     return _slicing[-1].offset if _slicing else 0
 
 
@@ -79,18 +79,18 @@ def sliced_attention(
 
     query: (batch, heads, length, width).
     key, value: the same, or fewer heads with enable_gqa.
-    window: a query sees so many keys, its own among them (a sliding window; Mistral, arXiv 2310.06825).
-    documents: (batch, length), whole numbers: a token sees those of its own document alone.
-    attn_mask: what the queries see, (…, queries, keys). In slices it is of the whole sequence (or a longer one, of which the
-        first part is taken), or of the slice's queries and all keys up to theirs. It hides all later keys, and is not
-        trained.
-    settings: those of torch's function.
+    window: the number of keys that a query sees, including its own (a sliding window; Mistral, arXiv 2310.06825).
+    documents: (batch, length), whole numbers: a token sees only tokens of its own document.
+    attn_mask: which keys the queries see, (…, queries, keys). In slices it is for the whole sequence (or a longer one, whose
+        first part is taken), or for the slice's queries and all keys up to theirs. It must hide all later keys, and needs no
+        gradient.
+    settings: further arguments of torch's function.
 
-    Without slices it is torch's function. In slices the queries see the keys of the earlier slices too: they must be causal
-    (is_causal=True, or attn_mask), without dropout_p.
+    Without slices it does the same as torch's function. In slices queries also see the keys of earlier slices. Attention
+    must then be causal (is_causal=True, or attn_mask), without dropout_p.
 
-    Raises BadInput for a setting that torch's function has not, for a window below 1, for a mask or documents of another
-    shape, and in slices for what they cannot do.
+    Raises BadInput for a setting that torch's function does not have, for a window below 1, for a mask or documents of
+    another shape, and in slices for settings that are not supported there.
     """
     _check_settings(attn_mask, settings)
     if _slicing:
@@ -110,7 +110,7 @@ def sliced_attention(
 
 
 def whole_attention(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule, **settings: Any) -> Tensor:
-    """torch's function for a whole sequence under this rule. settings: those of torch's function."""
+    """torch's attention of a whole sequence with this rule. settings: further arguments of torch's function."""
     queries, keys = query.shape[-2], key.shape[-2]
     mask = visible((0, rule.documents), (0, rule.documents), queries, keys, rule, query.device)
     if mask is not None:
@@ -126,9 +126,9 @@ def visible(
     rule: AttentionRule,
     device: torch.device,
 ) -> Tensor | None:
-    """Which keys which queries see, shape (queries, keys) or (batch, 1, queries, keys), True where they do; where the rule
-    has a mask, as it broadcasts to (batch, heads, queries, keys), and of its type. None: all up to their own where both
-    start alike, else all. query, key: position of the first, and documents. device: on which it is made."""
+    """A mask of the keys that each query sees: bool, shape (queries, keys) or (batch, 1, queries, keys); if the rule has a
+    mask, of that type, and broadcastable to (batch, heads, queries, keys). None: if both start at the same position, the
+    causal mask; otherwise all keys. query, key: (position of the first, documents). device: of the mask."""
     (first, ours), (start, theirs) = query, key
     mask = None if rule.mask is None else rule.mask[..., start : start + keys]
     if ours is None and (rule.window is None or rule.window >= first + queries - start):
@@ -144,7 +144,7 @@ def visible(
 
 
 def both(mask: Tensor, seen: Tensor) -> Tensor:
-    """A mask, bool or added to scores, that also hides what is not seen."""
+    """A mask (bool, or added to scores) that hides what `mask` hides and what is not `seen`."""
     return mask & seen if mask.dtype == torch.bool else mask.where(seen, -torch.inf)
 
 
@@ -154,8 +154,8 @@ def hidden(mask: Tensor) -> Tensor:
 
 
 def mask_of_slice(mask: Tensor | None, first: int, queries: int) -> Tensor | None:
-    """What torch's mask of a whole sequence, or of the slice's queries alone, says of these and of all keys up to theirs.
-    first: the position of the slice. Raises BadInput for a mask that is too short, or shows later keys."""
+    """The part of torch's attn_mask, for a whole sequence or the slice's queries, for these queries and all keys up to them.
+    first: the position of the slice. Raises BadInput for a mask that is too short, or does not hide later keys."""
     if mask is None:
         return None
     _check_type(mask)
@@ -177,14 +177,14 @@ def mask_of_slice(mask: Tensor | None, first: int, queries: int) -> Tensor | Non
 
 
 def _first_of(mask: Tensor, queries: int, keys: int) -> Tensor:
-    """What a mask of a longer sequence says of the first tokens, also where it has their rows alone: it hides all later
-    keys then."""
+    """The part of a longer sequence's mask for the first `queries` and `keys`. A mask with only these rows is cut too, if it
+    hides all later keys."""
     if mask.shape[-1] > keys and (mask.shape[-2] > queries or bool(hidden(mask[..., keys:]).all())):
         return mask[..., :queries, :keys]
     return mask
 
 
-SETTINGS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # of torch's function
+SETTINGS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # arguments of torch's function
 
 
 def _check_settings(mask: Tensor | None, settings: dict[str, Any]) -> None:

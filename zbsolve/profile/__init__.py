@@ -1,4 +1,4 @@
-"""What was measured of a model: profiles, what changed between two, a run as a profile."""
+"""Measured costs of a model: profiles, the changes between two of them, and a run as a profile."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A profile in a file: what a program saved, and what a person types, where only times are needed and units may be said."""
+"""A profile in a file: saved by a program, or typed by a user, where only times are needed and units may be given."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
 
 ROUNDING = 1e-9
-BACKWARD = ("B", "W", "BW")  # of which a layer needs B and W, or BW
-SIZES = ("held_until_B", "held_until_W", "parameter_bytes", "output_bytes")  # of a layer, that a file may leave out
+BACKWARD = ("B", "W", "BW")  # a layer needs B and W, or BW
+SIZES = ("held_until_B", "held_until_W", "parameter_bytes", "output_bytes")  # fields of a layer that a file may leave out
 RATES = ("bytes_per_us", "d2h", "h2d", "d2h_both", "h2d_both")
 STATES = (
     "bytes of parameters, gradients and optimizer state for each byte of trained parameters (4: Adam, all of one type; 8: "
@@ -51,7 +51,7 @@ IN_FILES: dict[Any, Any] = {
 
 
 def _form(kind: type, **own: tuple[Any, ...]) -> Any:
-    """The fields of a dataclass in a file. own: (type, default) of those that are other there; (type,): needed."""
+    """The fields of a dataclass in a file. own: name → (type, default) for fields that differ there; (type,): required."""
     hints, columns = get_type_hints(kind), []
     for field in fields(kind):
         hint = hints[field.name]
@@ -102,7 +102,7 @@ VocabularyForm = _form(
 
 
 class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A profile in a file: a misspelt field must not pass for one that was left out."""
+    """A profile in a file. Unknown fields are refused, since a misspelt one would count as left out."""
 
     source: str = "given"
     model: str = "unnamed"
@@ -125,7 +125,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:
-    """A layer from its form; index: its number, for a name where it has none. Raises BadInput naming `where` and the
+    """A layer from its form. index: the layer's number, for a name if it has none. Raises BadInput naming `where` and the
     field."""
 
     def gives(rows: Sequence[GivenForm], where: str) -> tuple[Given, ...]:
@@ -142,8 +142,8 @@ def layer_from(form: Any, where: str, index: int = 0) -> Layer:
 
 
 def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
-    """A layer from those of its fields that are known; others are absent or None. B and W without BW: a fused backward takes
-    as long as both. BW alone: B and W are 0, and nothing else is known. Raises BadInput naming `where`."""
+    """A layer from its known fields; others are absent or None. With B and W but without BW, a fused backward takes B + W.
+    With BW alone, B and W are 0. Raises BadInput naming `where`."""
     known = {name: value for name, value in costs.items() if value is not None}
     missing = [name for name in ("B", "W") if name not in known]
     if len(missing) == 1 or (missing and "BW" not in known):
@@ -188,8 +188,8 @@ def link_from(form: Any, where: str, name: str = "link") -> Link:
 
 
 def host_from(form: Any, where: str) -> HostLink | None:
-    """The link to host memory, where there is one; what is not said of a way is as on the other, and alone. Raises BadInput
-    naming `where` and the field."""
+    """The link to host memory, if there is one. Missing rates are those of the other direction, or of one direction alone.
+    Raises BadInput naming `where` and the field."""
     if form is None:
         return None
     costs = _fields(form, HostLink, f"{where}: host")
@@ -200,7 +200,7 @@ def host_from(form: Any, where: str) -> HostLink | None:
 
 
 def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | None:
-    """What a sharded vocabulary costs, where that is known. Raises BadInput naming `where` and the field."""
+    """The costs of a sharded vocabulary, if they are given. Raises BadInput naming `where` and the field."""
     if form is None:
         return None
 
@@ -223,8 +223,8 @@ def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | Non
 
 
 def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """A form's fields as those of a dataclass; text says a time, bytes or a rate. inner: what reads a field that is a
-    form."""
+    """A form's fields as those of a dataclass, with text parsed as a time, bytes or a rate. inner: functions that read
+    fields which are forms themselves."""
     values, hints = {}, get_type_hints(kind)
     for name, value in msgspec.structs.asdict(form).items():
         if name in inner:
@@ -235,7 +235,7 @@ def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any
 
 
 def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], where: str) -> Tied:
-    """What layers share. Raises BadInput naming `where`, also where a layer shares more than its parameters have."""
+    """Parameters that layers share. Raises BadInput naming `where`, also if a layer shares more bytes than it has."""
     where, shared = f"{where}: field 'tied'", [0] * len(layers)
     for size, group in form:
         if len({*group}) < 2 or max(group) >= len(layers):
@@ -248,16 +248,15 @@ def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], wh
 
 
 def states_from(form: float | None, layers: Sequence[Layer], where: str) -> float:
-    """Bytes of parameters, gradients and optimizer state for each byte of parameters: no matter without parameters. Raises
-    BadInput where they are needed."""
+    """Bytes of parameters, gradients and optimizer state for each byte of parameters; 0 without parameters. Raises
+    BadInput where it is missing but needed."""
     if form is None and any(layer.parameter_bytes for layer in layers):
         raise BadInput(f"{where}: field 'states' is missing: {STATES}")
     return form or 0.0
 
 
 def read(value: Any, hint: Any, what: str) -> Any:
-    """A number as it is, or None; text as the time, the bytes (hint int) or the bandwidth (hint "rate") that it says. Raises
-    BadInput naming `what`."""
+    """A number or None as it is; text parsed as a time, bytes (hint int) or a bandwidth ("rate"). Raises BadInput."""
     if not isinstance(value, str) or hint is str:
         return value
     return (parse_rate if hint == "rate" else parse_bytes if hint in (int, int | None) else parse_time)(value, what)

@@ -1,5 +1,4 @@
-"""What was measured (or estimated, or given) of a model on a machine, and the problem it makes; the rows of its
-collectives."""
+"""`Profile`: a model's costs on a machine, measured, estimated or given, and problems from it; measured collectives."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 class CollectiveRow(msgspec.Struct, frozen=True):
     """A collective between `ranks` ranks on `nodes` nodes takes latency + bytes / bytes_per_us µs for a tensor of so many
-    bytes, which every rank has, whole, before or after it."""
+    bytes, which every rank has in full before or after it."""
 
     kind: str
     ranks: Count
@@ -56,15 +55,15 @@ class _Rows(msgspec.Struct):
 
 
 def collective_rows(profile: Profile, where: str) -> list[CollectiveRow]:
-    """What was measured. Raises BadInput naming `where` where nothing was."""
+    """The measured collectives. Raises BadInput naming `where` where there are none."""
     if not profile.facts.get(FACT):
         raise BadInput(f"{where}: facts: '{FACT}' is missing: profile under torchrun writes it")
     return checked({FACT: profile.facts[FACT]}, _Rows, f"{where}: facts").collectives
 
 
 ROLES = 3  # of stages: the first, those in the middle, the last
-PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # of a problem, by position behind ranks
-# Fields of layers that files leave out where there is nothing, as before there were such fields.
+PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # positional, after ranks
+# Fields of layers that are left out of files where they are empty, so that older versions read these files.
 OF_SLICES = ("attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra")
 OF_SIZES = ("fixed_F", "fixed_B", "fixed_W", "fixed_BW")
 NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes", *OF_SIZES, "gives", "takes", "begins")
@@ -74,7 +73,7 @@ NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes", *OF_SIZES, "give
 class Profile:
     """A model's layers and the links between ranks.
 
-    source: "measured", "given" (typed in), or "estimated: " and by what, never to be confused.
+    source: where the costs come from: "measured", "given" (typed in), or "estimated: " with the method.
     model: its name.
     layers: their costs, in order.
     link: between two ranks.
@@ -82,22 +81,22 @@ class Profile:
         precision); frozen ones count once.
     capacity: bytes of a device; None: not known.
     facts: JSON values about the machine and the run.
-    samples: every raw measurement, µs, keyed "<layer>/<kind>" or "link/<bytes>".
-    rank_factors: how much longer each rank takes than the layers say; () where all are alike.
-    tied: bytes of each parameter that several layers hold, and their numbers: a rank with several of them has it once.
+    samples: every raw measurement, µs, by "<layer>/<kind>" or "link/<bytes>".
+    rank_factors: by which factor each rank is slower than the layers say; (): all are equal.
+    tied: (bytes, layer numbers) of each parameter that several layers hold: a rank with several of them holds it once.
     shard_link: between the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the
-        pipeline's counts.
-    host: between a device and its node's host memory; None: not known, and nothing is offloaded.
-    microbatch_factors: how much larger each microbatch is than the layers say, in times, bytes and messages: steps then have
-        so many microbatches; () where all are alike. A run's factors are those of its times: its messages were measured by
-        themselves, and stay (fact `messages_alike`).
-    vocabulary: costs of output layer, loss and embedding that are sharded over all ranks; None: not known.
-    site_link: between sites, which are as its `shared` says; None: all ranks are at one, or as far apart.
-    gradients: bytes of a gradient for each byte of its parameter, where parameters are sharded and it is not reduced yet: 2
+        pipeline's is used.
+    host: between a device and its node's host memory; None: not known, so nothing can be offloaded.
+    microbatch_factors: by which factor each microbatch is larger than the layers say, in times, bytes and messages; steps
+        must have that many microbatches; (): all are equal. A run's factors are only of its times: its messages were
+        measured themselves, and are not scaled (fact `messages_alike`).
+    vocabulary: costs of output layer, loss and embedding sharded over all ranks; None: not known.
+    site_link: between sites, which its `shared` describes; None: all ranks are at one site.
+    gradients: bytes of a gradient for each byte of its parameter, while sharded parameters' gradients are not reduced yet: 2
         where 16 bits are summed in 32.
-    slowdowns: kinds of passes that slow each other where they run beside each other on a rank; layers' times are of passes
+    slowdowns: kinds of passes that slow each other when they run at the same time on a rank; layers have the times of passes
         alone.
-    roles: what the first stage, each in the middle and the last take beside their layers, in times; () where nothing.
+    roles: what the first stage, each one in the middle and the last take in addition to their layers; (): nothing.
     """
 
     source: str
@@ -131,19 +130,19 @@ class Profile:
 
     @property
     def fused_only(self) -> bool:
-        """Whether nothing but one backward BW is known: every step is fused then."""
+        """Is only the fused backward BW known? Then every step is fused."""
         return not split_known(self.layers)
 
     @property
     def title(self) -> str:
-        """The model, and that nothing was measured where that is so."""
+        """The model's name, and its source if it was not measured."""
         return self.model if self.source == "measured" else f"{self.model} ({self.source}, not measured)"
 
     def problem(self, step: Step | int | None = None, *placed: Any, **fields: Any) -> Problem:
         """The training step of this model.
 
-        step: a `Step`; or its ranks, with its microbatches and placement behind, or these and its further fields by name
-        (`layers` is its partition, layers of each stage). Raises BadInput, Infeasible.
+        step: a `Step`; or the number of ranks, followed by microbatches and placement, and further fields of a step by name
+        (`layers` is its partition: layers of each stage). Raises BadInput, Infeasible.
         """
         if isinstance(step, Step):
             return step.problem(self)
@@ -189,7 +188,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "profile") -> Profile:
-        """The profile that `save` wrote, or that a person typed. Raises BadInput naming `where` and the field."""
+        """The profile that `save` wrote, or that a user typed. Raises BadInput naming `where` and the field."""
         form = checked(body, ProfileForm, where)
         layers = tuple(layer_from(row, f"{where}: layers[{i}]", i) for i, row in enumerate(form.layers))
         check_some_time(layers, where)
@@ -219,7 +218,7 @@ class Profile:
 
 
 def _checked_source(source: str, where: str) -> str:
-    """Raise BadInput for a source that says nothing of where times come from."""
+    """Raise BadInput for a source that does not say where times come from."""
     if source in ("measured", "given") or source.startswith(("estimated: ", "given, ")):
         return source
     raise BadInput(f"{where}: field 'source' is '{source}', neither 'measured', 'given' nor 'estimated: …'")

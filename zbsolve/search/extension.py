@@ -1,4 +1,4 @@
-"""A schedule of few microbatches, its steady state repeated: what a small search finds, for many microbatches."""
+"""The source "fewer microbatches": solve a problem of fewer microbatches, then repeat its steady state up to all of them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from ..problem import Problem
 from ..schedule import Schedule
 from .state import State
 
-# Times the ranks, or twice what is in flight where that is less: microbatches of small problems.
-SIZES, LEAST, SHORT_STEP = (2.5, 2.0, 3.0, 2.25), (1.5,), 400  # the least where no other saves enough, in longer steps
+# Microbatches of small problems, as multiples of the ranks, or of twice the microbatches in flight if that is less. LEAST is
+# for steps of more than SHORT_STEP passes in which none of SIZES is small enough.
+SIZES, LEAST, SHORT_STEP = (2.5, 2.0, 3.0, 2.25), (1.5,), 400
 MAX_SIZE_SHARE = 0.85  # of the microbatches: a larger problem saves too little
-SEARCH_SHARES = 0.06, 0.08  # of all time for a first look at one small problem, and at one that is worth more
-WORTH_SHARE = 1 / 3  # of the microbatches: a problem of so few is worth more
-MIN_DECODINGS = 2_000  # that there is time for: with fewer the time is better spent on blocks
-CUTS = 16  # parts of a small schedule that are repeated; the first few are the best ones as a rule
+SEARCH_SHARES = 0.06, 0.08  # of all time: for one small problem; for one that is worth more (`worth_more`)
+WORTH_SHARE = 1 / 3  # of the microbatches: up to so many, a small problem is worth more
+MIN_DECODINGS = 2_000  # if the time allows fewer decodings, it is better spent on blocks
+CUTS = 16  # parts of a small schedule that are tried as the steady state; the first few are usually the best
 CUT_RULES = (RULES[2], RULES[1], RULES[0])
-PAUSE = 2.0  # times what repeating takes: a small search goes on for as long before what it found is repeated again
+PAUSE = 2.0  # the small search runs for this many times the cost of repeating before its schedule is repeated again
 
 Search = Callable[[State], Iterator[None]]
 
 
 def sizes_of(problem: Problem) -> list[int]:
-    """Numbers of microbatches of small problems that are worth solving first; none where microbatches differ or take other
-    routes, or where passes run beside compute."""
+    """Sizes, in microbatches, of small problems that are worth solving first. There are none if microbatches differ or take
+    several routes, or if passes run on side streams."""
     graph = None if len(problem.side_stream) else microbatch_graph(problem)
     if graph is None or not problem.alike or graph.microbatches != problem.microbatches:
         return []
@@ -41,17 +42,17 @@ def sizes_of(problem: Problem) -> list[int]:
 
 
 def worth_more(problem: Problem, few: int) -> bool:
-    """Whether a small problem is worth more than a short look: one of very few microbatches, and one of waves, as one stage
-    a rank has in little memory. Elsewhere searches of the whole find more in the same time."""
+    """Whether the problem of `few` microbatches is worth more than a short look: if `few` is a small part of all, or if each
+    rank has one stage and little memory. Otherwise searches of the whole problem find more in the same time."""
     graph = microbatch_graph(problem)
     full = graph is not None and microbatches_in_memory(graph) <= microbatches_in_flight(graph)
     return (full and problem.stages == problem.ranks) or few <= WORTH_SHARE * problem.microbatches
 
 
 def extended(state: State, search: Search) -> Generator[None, None, int]:
-    """Offer schedules of small problems with their steady states repeated, as long as that gains, and of two at least that
-    are worth more. `search` solves a small problem, step by step. Returns the microbatches of the one that is worth time
-    beside other sources; 0: none is."""
+    """Offer schedules of small problems with their steady states repeated, one size after the other as long as that gains,
+    and two sizes at least where they are worth more. search: solves a small problem, step by step. Returns the size,
+    in microbatches, to search on beside other sources; 0: none."""
     total = state.clock.left
     few_decodings = total < MIN_DECODINGS * len(state.problem.passes) * SECONDS_PER_DECODED_PASS
     sizes, best = [] if few_decodings else sizes_of(state.problem), 0
@@ -67,8 +68,8 @@ def extended(state: State, search: Search) -> Generator[None, None, int]:
 
 
 def repeated(state: State, few: int, seconds: float, search: Search) -> Iterator[None]:
-    """Search the problem of `few` microbatches for so many seconds, and offer what is better with its steady state
-    repeated, now and then and in the end."""
+    """Search the problem of `few` microbatches for so many seconds. Now and then, and at the end, repeat the steady state of
+    its best schedule and offer the result."""
     g = microbatch_graph(state.problem)
     if g is None:
         return
@@ -84,11 +85,11 @@ def repeated(state: State, few: int, seconds: float, search: Search) -> Iterator
 
 
 def _offer_repeated(state: State, g: MicrobatchGraph, small: Schedule | None) -> None:
-    """Offer the best schedule with a steady state of a small one repeated, if there is one."""
-    few = None if small is None else microbatch_graph(small.problem)
-    if small is None or few is None:
+    """Repeat the steady state of a small schedule in several ways, and offer the shortest result, if there is one."""
+    small_graph = None if small is None else microbatch_graph(small.problem)
+    if small is None or small_graph is None:
         return
-    start, best = np.asarray(small.timeline().start)[few.passes], None
+    start, best = np.asarray(small.timeline().start)[small_graph.passes], None
     targets = targets_cut_by_time(start, g.microbatches, state.bound.value, microbatches_in_flight(g))
     for target in islice(targets, CUTS):
         for rule in CUT_RULES:

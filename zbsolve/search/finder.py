@@ -1,5 +1,6 @@
-"""The finder gives the sources of schedules their time, the prover raises bounds. They run beside each other, a thread each,
-and on more cores further finders.
+"""The finder, which gives the sources of schedules their time, and the prover, which raises the bound.
+
+They run side by side, a thread each. Further cores run further finders with other seeds.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpSolver
 
 
-WHOLE_PASSES = 400  # passes: CP-SAT on the whole problem proves or improves within seconds up to about here
-FEW_PASSES = 200  # beyond, it hardly does: of 104 plain steps in none. Searches over ranks may take most of the time there
-RANK_SHARES = (0.2, 0.4, 0.8, 1.0)  # of the time for those: beside copies, of few passes, of small problems, of others
+WHOLE_PASSES = 400  # up to so many passes CP-SAT runs on the whole problem
+FEW_PASSES = 200  # up to here CP-SAT often helps; above, it did in none of 104 plain steps, so searches over ranks get more
+RANK_SHARES = (0.2, 0.4, 0.8, 1.0)  # of the time, for searches over ranks: with copies, FEW_PASSES, WHOLE_PASSES, more
 
 
 def prove(state: State, seed: int) -> None:
-    """Higher bounds: relaxations first, then CP-SAT on the whole where that is small."""
+    """Raise the bound: closed forms, searches over a few ranks, then CP-SAT on the whole problem if it is small."""
     problem, clock = state.problem, state.clock
     few, small = (len(problem.passes) <= most for most in (FEW_PASSES, WHOLE_PASSES))
     state.raise_closed_forms()
@@ -55,7 +56,7 @@ def prove(state: State, seed: int) -> None:
 
 
 def _solver_for(state: State, seed: int, threads: int, seconds: float, effort: float | None) -> CpSolver:
-    """CP-SAT, which ends with the search."""
+    """A CP-SAT solver, which stops when the search ends."""
     from ..ilp.cp import make_solver
 
     solver = make_solver(seconds, threads, seed=seed, effort=effort)
@@ -64,7 +65,7 @@ def _solver_for(state: State, seed: int, threads: int, seconds: float, effort: f
 
 
 def cp(state: State, seed: int, seconds: float) -> None:
-    """CP-SAT on the whole problem, from the incumbent: a schedule, a bound, or the proof that none fits the memory."""
+    """CP-SAT on the whole problem from the incumbent, for a schedule, a bound, or the proof that none fits the memory."""
     from ..ilp.cp import solve_cp
 
     known = state.schedule if state.enough is None else state.enough
@@ -90,23 +91,22 @@ def milp(state: State, solver: str, seed: int) -> None:
     state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", WHOLE))
 
 
-TURNS_SHARE = 0.7  # of the time: what is left is for moves from the best
+TURNS_SHARE = 0.7  # of the time, for AHEAD and TURNS; the rest is for LAST, the tabu search
 
 
 def search_of(state: State, seed: int, early: bool = True) -> Search:
-    """A search that nothing has looked for yet. early: try starting policies at once."""
+    """A new search. early: try starting policies among the first sources."""
     return Search(state, seed, partial(_search_small, seed=seed), early)
 
 
 def quick(search: Search) -> Iterator[None]:
-    """A schedule at once; where none holds, one microbatch after the other."""
+    """The quick sources (FIRST)."""
     for arm in arms_of(FIRST, search):
         yield from arm
 
 
 def find(search: Search) -> Iterator[None]:
-    """Better schedules: those of smaller problems, then those of sources in turn, then what is near the best. Where that
-    ends early, sources have turns again."""
+    """The other sources: AHEAD, TURNS and LAST. If LAST ends early, TURNS begin again with another seed."""
     state, share = search.state, search.clock.part(TURNS_SHARE)
     if state.enough is None:
         for arm in arms_of(AHEAD, search):
@@ -115,18 +115,18 @@ def find(search: Search) -> Iterator[None]:
     if state.schedule is not None and state.enough is None:
         yield from _in_turns(state, list(arms_of(LAST, search)))
         search.seed += 1
-        yield from _turns(search, search.clock.left)  # where no move holds, or one stream's order is not all
+        yield from _turns(search, search.clock.left)
 
 
 def _search_small(state: State, seed: int) -> Iterator[None]:
-    """A search for a problem with fewer microbatches, without a share for what comes last."""
+    """A search for a smaller problem: FIRST, then TURNS for all of the time."""
     search = search_of(state, seed)
     yield from quick(search)
     yield from _turns(search, state.clock.left)
 
 
 def _turns(search: Search, seconds: float) -> Iterator[None]:
-    """Sources in turn, for so many seconds."""
+    """The sources of TURNS, for so many seconds."""
     search.seconds, arms = seconds, list[Arm]()
     for arm in arms_of(TURNS, search):
         arms.append(arm)
@@ -135,8 +135,8 @@ def _turns(search: Search, seconds: float) -> Iterator[None]:
 
 
 def _in_turns(state: State, arms: list[Arm]) -> Iterator[None]:
-    """Arms until all end or nothing is left to gain, always the one that has had the least time so far: none waits for
-    another that gains little by little."""
+    """Step the arms until all have ended or the state is done. The arm with the least time so far steps next, so that none
+    waits behind another that gains little by little."""
     used = [0.0] * len(arms)
     while arms and not state.done:
         turn, began = int(np.argmin(used)), state.clock.used
@@ -152,12 +152,12 @@ def _in_turns(state: State, arms: list[Arm]) -> Iterator[None]:
 
 
 SEED_STRIDE = 7919  # between the seeds of two finders
-MAX_FINDERS, MAX_PASSES = 30, 1_000_000  # further finders at most; and passes of all of them, for memory
+MAX_FINDERS, MAX_PASSES = 30, 1_000_000  # further finders at most; passes of all of them together, to limit memory
 
 
 def search_side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
-    """Finder and prover, and on more cores further finders with other seeds, until the gap is closed or time is up. What the
-    prover leaves of the time goes to a finder too. steps: those of the first finder."""
+    """Run finder, prover and further finders with other seeds in parallel until the gap is closed or the time is up. When
+    the prover has ended, its thread runs another finder. steps: of the first finder."""
 
     def prove_first() -> None:
         prove(state, seed)
@@ -170,24 +170,24 @@ def search_side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
     try:
         run_threads(jobs, lambda: state.done, partial(_stop, state))
     finally:
-        state.progress = None  # a worker in the middle of a kernel may end later
+        state.progress = None  # a thread in the middle of a kernel may end later and must not report
 
 
 def prove_until_lost(state: State, seed: int) -> None:
-    """The prover alone, where effort is the limit: others may end it in the middle."""
+    """Run the prover alone, with effort as the limit. It stops early if the search is lost to a rival."""
     run_threads([partial(prove, state, seed)], lambda: state.lost, lambda: _stop(state) if state.lost else None)
 
 
 def _stop(state: State) -> None:
-    """End what runs."""
+    """Stop the clock and the solvers that run."""
     state.clock.stop()
     for end in state.stoppers:
         end()
 
 
 def _find_on(state: State, steps: Iterator[None], place: int = 0) -> None:
-    """Take the finder's steps until the search is done. place: among further finders, from 1: while CP-SAT runs on several
-    threads, as many of these wait as it has beside the prover's own."""
+    """Take a finder's steps until the search is done. place: 0, or its number among further finders, from 1. While CP-SAT
+    runs on several threads, the first of the further finders wait, one for each thread beside the prover's own."""
     for _ in steps:
         while 0 < place < state.exact_threads and not state.done:
             time.sleep(POLL)

@@ -1,9 +1,9 @@
-"""`solve_many`: a schedule for very many microbatches, from one of few and its steady state, and a bound for the whole.
+"""`solve_many`: a schedule for very many microbatches, made from a short order whose middle repeats, and its lower bound.
 
-A search with few microbatches finds the ramps. Cut at a moment, its steady state is repeated (see
-`greedy.blocks.steady_state`) to an order that is still short, but long enough to show that it repeats: then as many rounds
-as are wanted go in between, each a period longer (`long_steps.check` says why). The bound needs one microbatch
-(`ilp.bounds.many`).
+A *round* is a part of the order that repeats with a fixed period. Every source here makes a short order of `few`
+microbatches: a named schedule, a repeated building block, or a small step that was solved and whose steady state was
+repeated (`greedy.blocks.steady_state`). If the short order has rounds, further copies of the round stretch it to all
+microbatches. Each copy adds one period (proof: `long_steps.check`). The bound needs one microbatch (`ilp.bounds.many`).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from ..util.errors import BadInput, Infeasible, NotFound, interruption
 from .extension import CUT_RULES
 from .solver import ready, solve
 
-EVERY = (1, 2, 3, 4, 6, 8, 12)  # microbatches of a round that are looked for
-MULTIPLE = 24  # what all of them divide: microbatches that are left for rounds
-MAX_MULTIPLE = 512  # microbatches that are left for rounds of as many as there are ranks at most: beyond, none are
-SECONDS_PER_SHOWN_PASS = 2e-6  # that decoding may take at the worst: with less time left it does not begin
+EVERY = (1, 2, 3, 4, 6, 8, 12)  # round sizes that are tried, in microbatches
+MULTIPLE = 24  # a multiple of all these sizes
+MAX_MULTIPLE = 512  # where the common multiple of MULTIPLE and the ranks is larger, lengths are chosen by MULTIPLE alone
+SECONDS_PER_SHOWN_PASS = 2e-6  # the worst time of decoding; with less time left it does not begin
 
 Progress = Callable[[str], None]
 
 
 @dataclass
 class FewFound:
-    """An order with rounds: microbatches, the lanes of each rank, the round, and what the whole takes, µs."""
+    """A short order that has rounds. few: its microbatches. order: lanes of each rank. value: µs of the whole step."""
 
     few: int
     order: tuple[Ints, ...]
@@ -58,41 +58,42 @@ class FewFound:
 
 @dataclass
 class ManySearch:
-    """What the search has: the step of one microbatch, how many there are, the bound, the time; and its best so far."""
+    """The state of `solve_many`: what is searched, how much time is left, and the best order so far."""
 
-    one: Problem
-    microbatches: int
-    graph: MicrobatchGraph
-    bound: Bound
+    one: Problem  # the step of one microbatch
+    microbatches: int  # of the whole step
+    graph: MicrobatchGraph  # of `one`
+    bound: Bound  # of the whole step
     clock: Clock
     seed: int
     progress: Progress
     best: FewFound | None = None
     solver: str = ""
-    shown: int = 0  # offers that had rounds
+    shown: int = 0  # how many offered orders had rounds
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to find, or no time."""
+        """Whether the best order meets the bound, or the time is up."""
         return self.clock.left <= 0 or (self.best is not None and self.best.value <= self.bound.value)
 
     @cached_property
     def every(self) -> tuple[int, ...]:
-        """Microbatches of a round that are looked for: few, as many as are in flight at once, and as many as ranks."""
+        """Round sizes that are tried, in microbatches: `EVERY`, those in flight at once, and one a rank."""
         return (*EVERY, microbatches_in_flight(self.graph), self.one.ranks)
 
     def length(self, wanted: float) -> int:
-        """About so many microbatches, as many as leave whole rounds."""
+        """The length of a short order, in microbatches: about `wanted`, and so that whole rounds make up the rest."""
         few, groups = max(MULTIPLE, round(wanted)), lcm(MULTIPLE, self.one.ranks)
         return few + (self.microbatches - few) % (groups if groups <= MAX_MULTIPLE else MULTIPLE)
 
     def time_to_show(self, few: int) -> bool:
-        """Whether decoding so many microbatches ends about in time, or nothing was found yet."""
+        """Whether the time left is enough to decode `few` microbatches; always while there is no order yet."""
         return self.best is None or self.clock.left > few * self.graph.rank.size * SECONDS_PER_SHOWN_PASS
 
     def offer(self, few: int, lanes: Ints, solver: str, rounds: tuple[int, ...] = ()) -> None:
-        """Keep an order of `few` microbatches, rank after rank, where it has rounds, is better, and its messages fit.
-        rounds: how many microbatches these may have; empty: any number that is looked for."""
+        """Keep a short order if it has rounds, is better than the best, and the messages that wait fit the memory.
+
+        few: its microbatches. lanes: its order, rank after rank. rounds: the round sizes to try; (): all of `every`."""
         ends = np.cumsum(np.bincount(self.one.passes.rank, minlength=self.one.ranks) * few)[:-1]
         order = tuple(np.split(lanes, ends))
         start = earliest_starts(self.one, few, order)
@@ -105,14 +106,14 @@ class ManySearch:
         if self.best is not None and value >= self.best.value:
             return
         long = RepeatedSchedule(self.one, self.microbatches, few, order, round)
-        # Rounds repeat, so messages of few microbatches show whether those that wait fit.
+        # Rounds repeat, so the short order holds as many waiting messages at once as the whole step.
         if self.one.messages is None or not lacking(long.sample()).any():
             self.best, self.solver = FewFound(few, order, round, value), solver
             gap = 1 - self.bound.value / value
             self.progress(f"{value / 1e3:,.3f} ms, gap {gap:.2%}: {few} microbatches, rounds of {round.every}")
 
     def _round_of(self, order: tuple[Ints, ...], start: Ints, rounds: tuple[int, ...]) -> Round | None:
-        """The order's round of fewest microbatches; None where it has none. start: µs, shape (lanes, few)."""
+        """The order's round of fewest microbatches, or None. start: earliest starts, µs, shape (lanes, few)."""
         left = self.microbatches - start.shape[1]
         if start.min() < 0 or left < 0:
             return None
@@ -120,29 +121,30 @@ class ManySearch:
         return next((round for round in repeats if round is not None), None)
 
 
-NAMED = (6.0, 3.5)  # times what is in flight: microbatches of named schedules
-LONG_NAMED = (2.1, 4.1, 6.1)  # the same of those that are made by lanes, whose first rounds need not be far from the ramps
-GROUPS = (4, 5, 6)  # groups of as many microbatches as ranks that show rounds of them
-BLOCK_LENGTHS = (4.0, 2.5)  # the same of blocks repeated
-SMALL = 2.5  # times what is in flight: microbatches of the small step
-LONGER = (2.0, 3.5, 6.0)  # times what is in flight: how many more microbatches show rounds
-MIN_PASSES = 200_000  # of a whole step: below, a search pass by pass finds as much
-MIN_DEPTHS = 4  # times what is in flight: fewer microbatches show no rounds
-MAX_SOLVED = 400_000  # passes of a small step that is solved as a problem: beyond, its tables take more than half a GB
+# Lengths of short orders, as multiples of the depth (the microbatches in flight at once):
+NAMED = (6.0, 3.5)  # named schedules
+LONG_NAMED = (2.1, 4.1, 6.1)  # named schedules that are made lane by lane: their rounds may begin close to the ramps
+GROUPS = (4, 5, 6)  # those of groups: here multiples of the ranks
+BLOCK_LENGTHS = (4.0, 2.5)  # repeated blocks
+SMALL = 2.5  # the small step that is solved
+LONGER = (2.0, 3.5, 6.0)  # how much longer than the small step its repeated steady state is
+MIN_DEPTHS = 4  # a step shorter than this has no rounds
+MIN_PASSES = 200_000  # of a whole step: below, a search pass by pass finds as good a schedule
+MAX_SOLVED = 400_000  # passes of the small step: beyond, its tables take more than half a GB
 MAX_NAMED = 1_200_000  # passes of a step whose named schedules are made
 MAX_DECODED = 3  # named schedules that are decoded
-MAX_SHOWN = 16_000_000  # passes of an order that is decoded to show rounds: 100 bytes each
-MAX_LONG_NAMED = MAX_PASSES  # passes of a named order made by lanes: 40 bytes each
-SECONDS_PER_NAMED_PASS = 2e-6  # of work that making and simulating a named schedule count for
-BLOCK_SHARE = 0.25  # of the time is for blocks
-SOLVE_SHARE = 0.45  # of the time is for the small step
-BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # of annealing a block; lanes of steps whose blocks are searched
-JUSTIFIED = RULES[2]  # with which most justified orders show rounds
+MAX_SHOWN = 16_000_000  # passes of an order that is decoded, at 100 bytes each
+MAX_LONG_NAMED = MAX_PASSES  # passes of a named order that is made lane by lane, at 40 bytes each
+SECONDS_PER_NAMED_PASS = 2e-6  # effort that is counted for making and simulating a named schedule
+BLOCK_SHARE, SOLVE_SHARE = 0.25, 0.45  # of the time left: for blocks; for the small step
+BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # first rounds of annealing a block; lanes of steps whose blocks are annealed
+JUSTIFIED = RULES[2]  # the rule under which most justified orders have rounds
 
 
 def worth_repeating(problem: Problem, microbatches: int, passes: int | None = None) -> bool:
-    """Whether a step of so many microbatches like the only one of `problem` is too long to be searched pass by pass, and
-    long enough to show rounds; and microbatches can be repeated at all. passes: of such a step; None: `MIN_PASSES`."""
+    """Whether `solve_many` suits a step: its microbatches can be repeated, it is too long for a search pass by pass, and it
+    is long enough to have rounds. problem: the step of one microbatch. microbatches: of the whole step. passes: from which
+    a step is too long; None: `MIN_PASSES`."""
     try:
         check_plain(problem)
     except BadInput:
@@ -162,14 +164,17 @@ def solve_many(
     seed: int = 0,
     progress: Progress = lambda line: None,
 ) -> RepeatedSchedule:
-    """A schedule of so many microbatches that are all like the only one of `problem`, with a certificate of the whole.
+    """A schedule of a step of very many equal microbatches, with a certificate of the whole step.
 
     problem: the step with one microbatch.
-    effort: in place of seconds, for the same answer on every machine.
-    progress: called with a line whenever something better was found.
+    microbatches: of the whole step.
+    seconds: the time limit.
+    effort: work in place of seconds (one is about a second of a core), for the same answer on every machine.
+    seed: of the search.
+    progress: called with a line of text whenever a better order was found.
 
-    Raises BadInput for a step whose microbatches cannot be repeated (see `long_steps.check`); NotFound where no steady state
-    was found.
+    Raises BadInput for a step whose microbatches cannot be repeated (see `long_steps.check`), and NotFound where no order
+    with rounds was found.
     """
     bound = bound_of_many(problem, microbatches)
     graph = microbatch_graph(problem)
@@ -193,7 +198,7 @@ def solve_many(
 
 
 def _steps(search: ManySearch) -> Iterator[None]:
-    """Named schedules, blocks repeated, then a small step and its steady state."""
+    """The sources in turn: named schedules, repeated blocks, and a small step with its steady state repeated."""
     depth = max(microbatches_in_flight(search.graph), search.one.ranks)
     yield from _named_in_lanes(search, depth)
     yield from _named(search, depth)
@@ -204,8 +209,8 @@ def _steps(search: ManySearch) -> Iterator[None]:
 
 
 def _named_in_lanes(search: ManySearch, depth: int) -> Iterator[None]:
-    """The literature's schedules that repeat by themselves, in as few microbatches as show it; they need no search, and no
-    table of passes."""
+    """Offer named schedules whose order can be made lane by lane, without a search and without a table of passes. Each is
+    made in the fewest microbatches that have rounds."""
     problem = search.one
     for system in long_systems_of(problem):
         for few in _lengths_of(search, system, depth):
@@ -220,7 +225,7 @@ def _named_in_lanes(search: ManySearch, depth: int) -> Iterator[None]:
 
 
 def _lengths_of(search: ManySearch, system: LongSystem, depth: int) -> list[int]:
-    """Numbers of microbatches that may show a system's rounds, ascending."""
+    """Lengths, in microbatches, at which a system's order may have rounds; ascending."""
     if system.grouped:
         remainder = search.microbatches % search.one.ranks
         lengths = [times * search.one.ranks + remainder for times in GROUPS]
@@ -231,7 +236,7 @@ def _lengths_of(search: ManySearch, system: LongSystem, depth: int) -> list[int]
 
 
 def _named(search: ManySearch, depth: int) -> Iterator[None]:
-    """The literature's schedules of a step: they repeat by themselves; then what decoding makes of the shortest."""
+    """Offer the other named schedules, then orders that are decoded from the starts of the shortest ones."""
     lengths = [search.length(times * depth) for times in NAMED]
     few = next((length for length in lengths if length * search.graph.rank.size <= MAX_NAMED), None)
     if few is None or few > search.microbatches:
@@ -251,8 +256,8 @@ def _named(search: ManySearch, depth: int) -> Iterator[None]:
 
 
 def _blocks(search: ManySearch, depth: int) -> Iterator[None]:
-    """Blocks, repeated: packed ones; the passes of one microbatch as early as they can be; ever shorter legal ones; and ones
-    near those of a shorter period, which decoding mends."""
+    """Offer repeated blocks: a packed one, one with every pass as early as possible, and annealed ones of ever shorter
+    period. Of the last kind some exceed the memory or overlap; decoding repairs them."""
     lengths = [search.length(times * depth) for times in BLOCK_LENGTHS]
     few = next((length for length in lengths if length * search.graph.rank.size <= MAX_SHOWN), None)
     if few is None or few > search.microbatches or not search.time_to_show(few):
@@ -281,14 +286,14 @@ def _blocks(search: ManySearch, depth: int) -> Iterator[None]:
 
 
 def _repeated(search: ManySearch, block: BuildingBlock, few: int) -> Iterator[None]:
-    """A block repeated, in an order of so many microbatches."""
+    """Offer a block, repeated for `few` microbatches and decoded."""
     g = of_length(search.graph, few)
     targets = repeated_targets(g, block.offset, block.period)
     yield from _decoded(search, g, targets, RULES, "building block", justify=True)
 
 
 def _from_small(search: ManySearch, few: int, depth: int) -> Iterator[None]:
-    """A small step solved, its steady state cut by time and repeated until it shows rounds."""
+    """Solve a small step of `few` microbatches. Then repeat its steady state until the order has rounds."""
     small = with_microbatches(search.one, few)
     amount = SOLVE_SHARE * search.clock.left
     try:
@@ -315,8 +320,8 @@ def _from_small(search: ManySearch, few: int, depth: int) -> Iterator[None]:
 def _decoded(
     search: ManySearch, g: MicrobatchGraph, target: Ints, rules: tuple[DecodeRule, ...], solver: str, justify: bool = False
 ) -> Iterator[None]:
-    """Offer what target starts are decoded to: in their own order, and as each of the rules has it; and that justified,
-    where asked for."""
+    """Offer the order of the target starts, the order that each decoding rule makes of them, and if `justify` is set its
+    justified form. target: µs, shape (lanes, microbatches)."""
     lanes = g.passes[:, 0] // g.microbatches  # rows of the step of one microbatch
     order = serial_order(g, target)
     if order is None:

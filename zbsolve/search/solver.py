@@ -1,9 +1,9 @@
-"""`solve`: an incumbent and a bound from the first moment, then better ones until they meet or time is up.
+"""`solve`: a schedule and a lower bound at once, then better ones until they meet or the time is up.
 
-A finder (list scheduling, annealed policies, building blocks, tabu search) and a prover (bounds of one rank after the
-other, CP-SAT on the whole) work beside each other, each on a core; with `effort` one after the other, so that the outcome
-depends on nothing but the problem and the seed. What leaves here was verified. Where messages that wait find no room, it
-searches again.
+A finder looks for schedules (`sources`) and a prover raises the bound (searches over a few ranks, then CP-SAT on the whole
+problem). They run in parallel, a core each. With `effort` they run one after the other, so that the result depends on the
+problem and the seed alone. Every schedule that is returned was verified. Messages that were sent and wait for their pass
+take memory too; where they do not fit under the best schedule, `search_again` searches with more memory kept free for them.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ from .least_peak import PREFER_MEMORY, PREFER_TIME, PREFERENCES, LeastPeak, leas
 from .noisy import LeastUnderNoise, best_under_noise, try_noise
 from .state import ALONE, LARGE_PASSES, Contest, State
 
-ROUNDS = 4  # in which more and more is kept free
-PATIENCE = 0.6  # of the time is left when a search whose best schedule lets too much wait is given up for another round
-LEAST_SHARE = 0.1  # of all the time for a further round, however much the first took, until something fits
+ROUNDS = 4  # further searches at most, each with more memory kept free for messages
+PATIENCE = 0.6  # a search whose best schedule does not fit with its messages ends when this share of its time is left
+LEAST_SHARE = 0.1  # of all the time: what a further search gets at least, until a schedule fits
 
 
 def search_again(state: State, amount: float, search: Callable[[State], None]) -> float:
-    """Search again where `state`, a search that has ended, lets too much wait, until something as short as a round's best
-    fits; what fits is offered to `state`. amount: seconds or effort for all; search: searches a state until it is done.
-    Returns the time that the further rounds took."""
+    """Search again where the messages that wait do not fit under the best schedule of `state`, a search that has ended.
+
+    Each round keeps more memory free. The rounds end when the best schedule of one fits. What fits is offered to `state`.
+    amount: seconds or effort for everything. search: searches a state until it is done. Returns the time of the rounds."""
     last, more, spent = state, np.zeros(state.problem.ranks, np.int64), 0.0
     for turn in range(ROUNDS):
         if last.schedule is None or last.lean_value == last.value:
@@ -72,7 +73,7 @@ def search_again(state: State, amount: float, search: Callable[[State], None]) -
 
 
 def lacking_in_words(schedule: Schedule) -> str:
-    """Where messages that wait lack most memory."""
+    """In words: the rank that lacks most memory for the messages that wait."""
     less = lacking(schedule)
     rank = int(less.argmax())
     wait, lack = (exact_bytes(int(each[rank])) for each in (most_waiting(schedule), less))
@@ -80,9 +81,10 @@ def lacking_in_words(schedule: Schedule) -> str:
 
 
 def _with_less_waiting(problem: Problem, schedule: Schedule, more: Ints, turn: int) -> Problem:
-    """The step with so many bytes more kept free for messages on each rank, from the second turn on enough for all that wait
-    in `schedule` at once, as far as one microbatch has room still. Where that is not enough, and from the second turn on,
-    half of what lies in pools beside the devices then: ranks run so far ahead because they put things there."""
+    """The step with more memory kept free for messages. more: bytes to keep free on each rank; from the second turn on at
+    least what waits at once in `schedule`. One microbatch always keeps its room. Where that limits `more`, and from the
+    second turn on, pools beside the devices shrink to half of what `schedule` has in them, since ranks run far ahead by
+    offloading there."""
     assert problem.capacity is not None
     assert problem.messages is not None
     least = one_microbatch_needs(problem)
@@ -99,7 +101,7 @@ def _with_less_waiting(problem: Problem, schedule: Schedule, more: Ints, turn: i
 
 
 METHODS = ("auto", "greedy", "cp", "milp")
-PROVER_SHARE = 0.35  # of the effort is left for the prover
+PROVER_SHARE = 0.35  # of the effort that is left after the first schedules
 
 
 def solve(
@@ -118,6 +120,7 @@ def solve(
 ) -> Schedule:
     """A schedule for a problem with a certificate: value, proven lower bound, gap.
 
+    problem: the step to schedule.
     seconds: of search and proof.
     effort: work in place of seconds (one is about a second of a core), for the same answer on every machine.
     seed: of the search.
@@ -125,11 +128,10 @@ def solve(
     solver: of the MILP, see ilp.milp.
     hint: a schedule to start from; one made for other times counts by its order.
     progress: called with the State whenever value or bound got better.
-    prefer: with "time" the least value found, and of these the least peak that a part of the time left gives; with "memory"
-        the least peak within 1 % of that value; with an `Aim` what is best where times vary; None looks at nothing else.
-        For method "auto" alone.
-    peaks: called with what became of that search as it goes on.
-    contest: what others reach beside it.
+    prefer: what a second search looks for, with method "auto". "time": a lower peak at the least value found; "memory": the
+        lowest peak within 1 % of that value; an `Aim`: the order that is best where times vary; None: no second search.
+    peaks: called with the progress of that second search.
+    contest: the values of other searches that run in parallel.
 
     Returns early when the value equals the bound, and the incumbent on KeyboardInterrupt.
 
@@ -189,8 +191,9 @@ def preferred(
     told: Callable[[LeastPeak | LeastUnderNoise], None],
     others: Iterable[Schedule],
 ) -> Schedule:
-    """`best`, which has a certificate, or a schedule that is preferred (see `solve`), in the time of the clock; None: there
-    is none. others: what else was found (see `best_under_noise`). KeyboardInterrupt ends the search early."""
+    """The schedule that `prefer` asks for (see `solve`), or `best`, which has a certificate. clock: the time for it; None:
+    none. told: called with its progress. others: further schedules that were found (see `best_under_noise`).
+    KeyboardInterrupt ends the search early."""
     last, certificate = None, best.certificate
     assert certificate is not None
     if clock is None or prefer is None:
@@ -209,7 +212,7 @@ def preferred(
 
 
 def retimed(problem: Problem, hint: Schedule) -> Schedule:
-    """The hint's order on this problem. Raises BadInput where it has other passes."""
+    """The hint's order on this problem, whose times may differ. Raises BadInput where it has other passes."""
     same = hint.problem.passes.named_as(problem.passes)
     if not same and sorted(hint.problem.names) != sorted(problem.names):
         raise BadInput(f"hint: its schedule has other passes than the problem{_difference(hint.problem, problem)}")
@@ -217,7 +220,7 @@ def retimed(problem: Problem, hint: Schedule) -> Schedule:
 
 
 def _difference(hint: Problem, problem: Problem) -> str:
-    """The first number in which they differ, in words; or the kinds of their passes."""
+    """In words: the first count in which two problems differ (microbatches, stages, slices), or else their kinds."""
     for column, what in (("microbatch", "microbatches"), ("stage", "stages"), ("slice", "slices a microbatch")):
         count, wanted = (len(np.unique(getattr(step.passes, column))) for step in (hint, problem))
         if count != wanted:
@@ -227,7 +230,7 @@ def _difference(hint: Problem, problem: Problem) -> str:
 
 
 def search(state: State, method: str, seed: int, solver: str = "cbc") -> None:
-    """Search by a method until the state is done: `solve` without what comes before and behind."""
+    """Search by a method until the state is done: the middle part of `solve`."""
     problem, clock = state.problem, state.clock
     large = len(problem.passes) > LARGE_PASSES
     if not large:
@@ -242,7 +245,7 @@ def search(state: State, method: str, seed: int, solver: str = "cbc") -> None:
     for _ in first:
         if state.settled or state.lost:
             return
-        if large and timed:  # the first schedule is there: the prover need not wait for the rest
+        if large and timed:  # there is a schedule: the prover need not wait for the other quick sources
             break
     if timed:
         search_side_by_side(state, seed, chain(first, find(ours)))
@@ -254,14 +257,14 @@ def search(state: State, method: str, seed: int, solver: str = "cbc") -> None:
     elif method == "cp":
         cp(state, seed, clock.left)
     elif method == "auto":
-        # One after the other: the prover has the last part of the effort to itself.
+        # First the finder, then the prover with the last part of the effort, then the finder with what remains.
         keep, steps = PROVER_SHARE * clock.left, find(ours)
         for _ in steps:
             if state.done or clock.left < keep:
                 break
         if not state.done:
             prove_until_lost(state, seed)
-        for _ in steps:  # what the prover leaves
+        for _ in steps:
             if state.done:
                 break
 
@@ -272,8 +275,8 @@ def _tiny() -> Problem:
 
 @cache
 def ready(noise: bool = False) -> None:
-    """Compile the kernels where the first ones are not cached on this machine yet: most of a minute, which is not a
-    search's time. noise: those for steps whose times vary, too."""
+    """Compile the kernels unless this machine has them cached. That takes most of a minute, which no search's time limit
+    should pay for. noise: also those for steps whose times vary."""
     missing: list[None] = []
     with before_compiling(lambda: missing.append(None)):
         list_schedule(_tiny(), deepest_first(_tiny()))
@@ -307,7 +310,7 @@ def compiled() -> None:
 
 
 def _nothing(state: State, method: str) -> ZbsolveError:
-    """Why there is no schedule: proven, or only not found."""
+    """The error that says why there is no schedule: proven impossible, or only not found."""
     if state.schedule is not None:
         lacks = lacking_in_words(state.schedule)
         if is_named(method):
@@ -328,7 +331,7 @@ def _nothing(state: State, method: str) -> ZbsolveError:
 
 
 def _held_by_work(problem: Problem) -> str:
-    """In brackets, what work beside the step holds on the rank where that is most; or ""."""
+    """In brackets: the bytes that work beside the step holds on the rank where it holds most; or ""."""
     held = np.where(problem.passes.that(feature=WORK), problem.taken, 0)
     row = int(held.argmax())
     if problem.capacity is None or not held[row]:
@@ -339,7 +342,7 @@ def _held_by_work(problem: Problem) -> str:
 
 
 def _lacks(named: Schedule) -> str:
-    """The rank where a schedule that does not hold lacks most memory, in words."""
+    """In words: why a named schedule does not hold. That is the rank that lacks most memory, else the first violation."""
     peaks, problem = np.array(named.timeline().peak_bytes), named.problem
     over = peaks - (peaks if problem.capacity is None else np.array(problem.capacity))
     rank = int(over.argmax())

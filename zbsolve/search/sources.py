@@ -1,7 +1,7 @@
-"""Where schedules come from: one row a source, in four tables, in the order in which they have their time.
+"""Where schedules come from: a row for each source, in four tables. The search takes the tables in turn.
 
-FIRST give a schedule at once. AHEAD search smaller problems, one after the other. TURNS have turns for most of the time, and
-LAST for the rest. docs/sources.md has a row for each name, and what it brings.
+FIRST: sources that give a schedule at once. AHEAD: searches of smaller problems, one after the other. TURNS: sources that
+share most of the time, a step each in turn. LAST: what has the rest of the time. docs/sources.md describes each source.
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ from ..util.clock import Clock
 from .extension import extended, repeated
 from .state import BLOCK_SOLVER, LARGE_PASSES, TABU_SOLVER, State
 
-# By how many mean passes what needs a new gather is put off, and starts are shifted at random.
+# In mean pass durations: how long passes that need a new gather are put off; how far starts are shifted at random.
 PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
 SECONDS_PER_SERIAL_PASS = 4e-5
-SERIAL_SHARE = 0.3  # of the time is for serial generation at most, where there is a schedule
-MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time is for the makespan's search, where it has so many decodings
+SERIAL_SHARE = 0.3  # of the time: the most that serial generation takes once there is a schedule
+MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time: the search for the makespan; decodings that the time must allow
 MAKESPAN_SOLVER = "makespan search"
 SERIAL_SOLVER = "serial generation"
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
-# Where what is there takes so many times its bound, a share of the time is for paced blocks; so many come until one holds.
+# Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
 POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
-PACED_ROUNDS_SHARE, MAX_PACED_ROUNDS = 0.3, 2000  # of the time is for annealing blocks; moves for each period
-# Of a step of more passes named orders come first, each also decoded by its times with these rules, for a part of the time.
+PACED_ROUNDS_SHARE, MAX_PACED_ROUNDS = 0.3, 2000  # of the time: annealing paced blocks; moves for each period at most
+# Above MANY_PASSES named orders come before policies, and for a part of the time their starts are decoded by these rules.
 MANY_PASSES, TIMES_SHARE = 4_000, 0.25
 TIMES_RULES = (DecodeRule(2, 0, 2), DecodeRule(2, 8, 1), DecodeRule(1, 8, 2))
 
-Arm = Iterator[None]  # a step each time: it looks for a while, and offers what it finds
+Arm = Iterator[None]  # one run of a source: each `next` searches for a while and offers what it finds to the state
 
 
 @dataclass(eq=False)
 class Search:
-    """One search as its sources see it. seed: of random choices. early: try starting policies at once. policies: those that
-    were tried. seconds: that the sources in turn have. turns: how many arms those have. few: microbatches of a small problem
-    whose steady state is worth time beside other sources; 0: none is. small: searches a smaller problem, step by step."""
+    """One search as its sources see it.
+
+    seed: of random choices. small: searches a smaller problem, step by step. early: try starting policies among the first
+    sources. policies: those that were tried. seconds: the time of TURNS together. turns: how many arms these have. few:
+    microbatches of the small problem that `FEWER_ON` searches on; 0: none."""
 
     state: State
     seed: int
@@ -68,7 +70,7 @@ class Search:
 
     @property
     def problem(self) -> Problem:
-        """What is asked."""
+        """The problem to solve."""
         return self.state.problem
 
     @property
@@ -78,34 +80,34 @@ class Search:
 
     @cached_property
     def pools(self) -> bool:
-        """Do passes on side streams take from pools?"""
+        """Whether some memory is not bounded by one stream's order, since passes of several streams take from it."""
         return bool(pools_with_syncs(self.problem))
 
     @cached_property
     def careful(self) -> bool:
-        """Would the list scheduler, which knows all streams, be too careful?"""
+        """Whether the list scheduler would leave too much memory free, since it plans for all streams."""
         return held_by_others(self.problem)
 
     @property
     def large(self) -> bool:
-        """Are there more passes than moves in turn are worth?"""
+        """Whether there are so many passes that tabu search is left out of TURNS."""
         return len(self.problem.passes) > LARGE_PASSES
 
     @cached_property
     def rooms(self) -> list[float]:
-        """Shares of the room for what passes on side streams take; with pools they free it too."""
+        """Shares of the memory that block searches leave for side streams; the first alone where pools are limited too."""
         return rooms_beside(self.problem)[: 1 if self.problem.pools or self.careful else None]
 
     @cached_property
     def moves(self) -> Arm:
-        """One search by moves: what turns leave of it goes on in the end."""
+        """The tabu search, which LAST continues where TURNS stopped it."""
         return _moved(self.state, self.seed)
 
 
 @dataclass(frozen=True)
 class Source:
-    """name: a row of the docs. arms: what it does in a search, none where it has no use there. late: behind those that are
-    not, in a table's order."""
+    """name: its row in docs/sources.md. arms: makes its arms for a search; none where it has no use. late: whether it comes
+    behind the sources of its table that are not late."""
 
     name: str
     arms: Callable[[Search], list[Arm]]
@@ -113,7 +115,7 @@ class Source:
 
 
 def arms_of(table: Sequence[Source], search: Search) -> Iterator[Arm]:
-    """The arms of a table in their order; each source is asked when those before it have begun."""
+    """The arms of a table in their order. A source makes its arms when all before it have been handed out."""
     for source in sorted(table, key=lambda row: row.late(search)):
         if source.name not in search.state.without:
             yield from source.arms(search)
@@ -136,7 +138,7 @@ def _listed(search: Search) -> Arm:
 
 
 def _one_by_one(state: State) -> Arm:
-    """Where there is none yet one that is very long, but needs the least memory."""
+    """If there is no schedule yet: one microbatch after the other, which is very long but needs the least memory."""
     if state.schedule is not None:
         return
     state.clock.spend(len(state.problem.passes) * SECONDS_PER_SERIAL_PASS)
@@ -153,8 +155,8 @@ def _policies(search: Search) -> Arm:
 
 
 def _named(state: State) -> Arm:
-    """Named orders. They take next to no time: of a step that is not large they come even where none is left. Of one of many
-    passes their times are followed at once, and those of a block too."""
+    """Named orders. They cost next to nothing, so unless the step is large they come even when the time is up. For a step of
+    many passes, orders decoded from their start times, and from those of a plain block, are offered too."""
     problem, clock = state.problem, state.clock
     large, many = len(problem.passes) > LARGE_PASSES, len(problem.passes) > MANY_PASSES
     g = microbatch_graph(problem) if many and not len(problem.side_stream) else None
@@ -176,7 +178,7 @@ def _named(state: State) -> Arm:
 
 
 def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
-    """Offer the best schedule that target starts, µs, shape (lanes, microbatches), are decoded to."""
+    """Offer the best schedule that decoding makes of target starts, µs, shape (lanes, microbatches)."""
     state.clock.spend(len(TIMES_RULES) * target.size * SECONDS_PER_DECODED_PASS)
     decodings = [decoded for decoded in (decode(g, target, rule) for rule in TIMES_RULES) if decoded is not None]
     best = min(decodings, key=lambda decoded: decoded.value, default=None)
@@ -185,7 +187,7 @@ def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
 
 
 def _paced(search: Search) -> Arm:
-    """Blocks on all streams where what is there is poor: a few, and more for a part of the time."""
+    """Blocks on all streams, if the best schedule so far is poor: a few at least, and more for a part of the time."""
     state, problem, clock = search.state, search.problem, search.clock
     if state.lean is not None and (search.careful or state.lean_value <= POOR * state.bound.value):
         return
@@ -206,14 +208,14 @@ def _paced(search: Search) -> Arm:
 
 
 def _serial(state: State) -> Arm:
-    """Orders made pass by pass, for however little memory; of a large problem until there is one, else for a part of the
-    time."""
+    """Orders made pass by pass, which exist in however little memory. For a large problem they end with the first schedule,
+    else after a part of the time."""
     problem, clock = state.problem, state.clock
     mean, large = float(problem.passes.duration.mean()), len(problem.passes) > LARGE_PASSES
     if large and state.schedule is not None:
         return
     share = clock.part(SERIAL_SHARE)
-    for put_off, begin in product(reversed(PUT_OFF), serial_targets(problem)):  # the longest one is the best as a rule
+    for put_off, begin in product(reversed(PUT_OFF), serial_targets(problem)):  # the longest delay is usually the best
         if state.schedule is not None and (large or share.over):
             return
         clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
@@ -228,8 +230,8 @@ def _extended(search: Search) -> Arm:
 
 
 def _of_makespan(search: Search) -> Arm:
-    """For the span, what a short search for the makespan finds: no rank's window is longer than all of them together, and
-    now and then the searches of the span end where windows are longer than there."""
+    """For objective span: offer what a short search for the makespan finds. The span is at most the makespan, and sometimes
+    the searches for the span end at a worse schedule."""
     state, problem, total = search.state, search.problem, search.clock.left
     if problem.objective == "span" and total > MIN_DECODINGS * len(problem.passes) * SECONDS_PER_DECODED_PASS:
         schedule: Schedule | None = None
@@ -264,7 +266,7 @@ def _blocks(search: Search, room: float) -> Arm:
 
 
 def _moves_in_turn(search: Search) -> list[Arm]:
-    """Of a larger step blocks gain more; then moves come behind them."""
+    """Tabu search in turn with the others. On a large step blocks gain more in the time, so moves come in LAST alone."""
     if search.large or search.state.schedule is None:
         return []
     share = search.clock.share(search.seconds)
@@ -308,7 +310,7 @@ GREEDY = Source("list scheduling", lambda search: [_listed(search)])
 POLICIES = Source(
     "annealed policies",
     lambda search: [_policies(search)] if search.early and not (search.pools and search.careful) else [],
-    # Named orders are better than policies that are careful, and no dearer; of a large step policies take long.
+    # Where policies must be careful, named orders are better at the same cost; for a large step policies take long.
     late=lambda search: search.pools or len(search.problem.passes) > MANY_PASSES,
 )
 NAMED = Source("named orders", lambda search: [_named(search.state)])
@@ -321,7 +323,7 @@ MAKESPAN = Source("the makespan, for the span", lambda search: [_of_makespan(sea
 FEWER = Source("fewer microbatches", lambda search: [_extended(search)])
 AHEAD = (MAKESPAN, FEWER)
 
-# Trying policies takes long on a large problem: blocks need not wait for them, but they do not know of pools.
+# Trying policies takes long on a large problem, so blocks come before them; but not with pools, which blocks do not count.
 ANNEALED = Source("annealed policies", _annealed_arms, late=lambda search: not search.problem.pools)
 BLOCKS = Source("building blocks", lambda search: [_blocks(search, room) for room in search.rooms])
 MOVES = Source("tabu search", _moves_in_turn)

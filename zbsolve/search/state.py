@@ -1,4 +1,4 @@
-"""What a search knows: the best schedule, the highest bound, the time that is left."""
+"""The state of a search: the best schedule, the highest bound, and the time that is left."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from ..util.errors import Deadlock, NotFound
 from ..util.machine import cores, half_of_cores
 from ..verifier import verify
 
-LARGE_PASSES = 20_000  # passes: beyond, relaxations take longer than they give
-STARTS = 8  # for moves to start from, good or not, that are kept until they are looked at
-TABU_SOLVER = "tabu search"  # what it finds is near to what was known
-BLOCK_SOLVER = "building block"  # the solver whose schedules blocks do not start from again
+LARGE_PASSES = 20_000  # above so many passes, relaxations cost more than they bring
+STARTS = 8  # schedules that are kept as starts for tabu search, good or not
+TABU_SOLVER = "tabu search"  # its schedules are no starts for itself: they are close to one that it knew
+BLOCK_SOLVER = "building block"  # its schedules are no leads for building blocks
 
 
 def rooms(problem: Problem) -> tuple[int, ...]:
-    """What the peak of each rank is divided by: its capacity where capacities differ, in bytes; else 1, so that bytes count.
-    A rank without room counts in bytes too: nothing fits it."""
+    """What the peak bytes of each rank are divided by to compare ranks: its capacity where capacities differ, else 1. A rank
+    of capacity 0 has 1 too."""
     if problem.capacity is None or len(set(problem.capacity)) == 1:
         return (1,) * problem.ranks
     return tuple(max(1, room) for room in problem.capacity)
@@ -47,11 +47,11 @@ def fullness(schedule: Schedule) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What one of many searches knows of the others.
+    """What a search knows of others that run beside it.
 
-    threads: how many it may use; None: all cores.
-    rival: the value, µs, that others have reached, read at any time; −∞ ends the search.
-    interrupted: called where Ctrl-C ended it.
+    threads: how many this search may use; None: all cores.
+    rival: returns the best value, µs, of the others, at any time; −∞ ends the search.
+    interrupted: called when Ctrl-C ended this search.
     """
 
     threads: int | None = None
@@ -65,8 +65,7 @@ class Contest:
 
     @property
     def exact_threads(self) -> int:
-        """Threads for CP-SAT while finders search beside it: half of the cores, or half of the threads that the search was
-        given."""
+        """Threads for CP-SAT while finders run beside it: half of all that the search may use."""
         return half_of_cores() if self.threads is None else max(1, self.threads // 2)
 
 
@@ -77,13 +76,13 @@ ALONE = Contest()
 class State:
     """The best schedule and bound so far, and who found them.
 
-    value: of the schedule, µs; −1 before the first one.
-    incumbent: the same for compiled searches, which read it while they run: one number, INFINITE before.
-    enough: a value, µs: the search only asks whether any schedule is as short; None: it looks for the shortest.
-    lean: the best schedule whose messages that wait fit its memory, too (see `handover`): of the least value, then of the
-        least peak. `lean_value` and `lean_solver` are its own.
-    patience: with less than this on the clock, the search ends where the messages of its shortest schedule do not fit.
-    without: sources that get no time, to see what they bring.
+    schedule, value, solver: the best schedule, its value in µs (−1 before there is one), and what found it.
+    incumbent: `value` for compiled searches, which read it while they run; shape (1,), INFINITE before there is one.
+    enough: a value, µs: the search only asks whether some schedule is as short; None: it looks for the shortest.
+    lean, lean_value, lean_solver: the same of the best schedule whose waiting messages fit the memory too (see `handover`);
+        of equal values the one with the lowest peak.
+    patience: the search ends with this much time left if `schedule` is shorter than `lean`.
+    without: names of sources that are left out, to measure what they bring.
     """
 
     problem: Problem
@@ -104,9 +103,9 @@ class State:
     progress: Callable[[State], None] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     stoppers: list[Callable[[], None]] = field(default_factory=list)
-    exact_threads: int = 0  # that CP-SAT runs on now, the prover's own among them
-    leads: list[Schedule] = field(default_factory=list)  # for blocks to improve: named ones even where memory is exceeded
-    starts: deque[Schedule] = field(default_factory=partial(deque, maxlen=STARTS))  # for moves: the last that others found
+    exact_threads: int = 0  # on which CP-SAT runs now, the prover's own thread included
+    leads: list[Schedule] = field(default_factory=list)  # for block searches to improve; some named ones exceed the memory
+    starts: deque[Schedule] = field(default_factory=partial(deque, maxlen=STARTS))  # for tabu search: what others found last
     unit: int = field(init=False)  # µs that divide every value
 
     def __post_init__(self) -> None:
@@ -115,7 +114,7 @@ class State:
             self.incumbent[0] = self.enough + 1  # so that the prover asks for a bound above `enough`
 
     def offer(self, schedule: Schedule, solver: str) -> None:
-        """Keep `schedule` where it is better and holds, with one order of collectives on all ranks."""
+        """Keep `schedule` if it is better and valid. First give all ranks one order of the collectives."""
         try:
             if not same_order(schedule):
                 schedule = with_side_streams(self.problem, without_orders_beside(schedule))
@@ -141,8 +140,7 @@ class State:
                 self._changed()
 
     def _offer_lean(self, schedule: Schedule, value: int, solver: str) -> None:
-        """Keep a schedule of the best value where its peak is smaller, or of any where it is the first that fits. The search
-        goes on from the one that came first."""
+        """Keep `schedule` as `lean` if it fits with its messages and is shorter, or as short with a lower peak."""
         lean, least = self.lean, self.lean_value
         if lean is not None and (value > least or (value == least and fullness(schedule) >= fullness(lean))):
             return
@@ -158,7 +156,7 @@ class State:
             self.offer(list_schedule(self.problem, policy), solver)
 
     def raise_bound(self, bound: Bound) -> None:
-        """Keep `bound`, as a multiple of the unit, where it is higher."""
+        """Keep `bound`, rounded up to a multiple of the unit, if it is higher."""
         bound = rounded_up(bound, self.unit)
         with self.lock:
             if bound.value > self.bound.value:
@@ -166,8 +164,8 @@ class State:
                 self._changed()
 
     def raise_closed_forms(self) -> None:
-        """Keep the best bound in closed form, or the first that the value reaches; of a large problem, or one of many lanes,
-        the best of as many as there is time for."""
+        """Raise the bound by closed forms until the value meets it. A large problem, or one of many lanes, tries as many
+        closed forms as there is time for."""
         large = len(self.problem.passes) > LARGE_PASSES or len(self.problem.lanes) > MAX_LANES
         with suppress(TimeUp):
             for bound in each_closed_form(self.problem, self.clock if large else None):
@@ -180,8 +178,8 @@ class State:
             self.progress(self)
 
     def beside(self, problem: Problem, seconds: float, search: Callable[[State], Iterator[None]]) -> Iterator[State]:
-        """What `search`, step by step, finds of another problem in so many seconds of this clock: its state after each step.
-        Its own clock rests between two steps, so others may have turns."""
+        """Search another problem for so many seconds of this clock, and yield its state after each step. Its clock stands
+        still between two steps, so that other sources can take turns."""
         clock = self.clock.apart(seconds)
         other = State(problem, clock, Bound(0, ""), contest=self.contest, without=self.without)
         other.raise_closed_forms()
@@ -199,7 +197,7 @@ class State:
 
     @contextmanager
     def searching_exactly(self) -> Iterator[int]:
-        """While CP-SAT runs: its threads, for which further finders make room."""
+        """A context in which CP-SAT runs. It gives the number of its threads; further finders wait meanwhile."""
         self.exact_threads = self.contest.exact_threads
         try:
             yield self.exact_threads
@@ -208,31 +206,31 @@ class State:
 
     @property
     def target(self) -> int:
-        """The value at which nothing is left to gain, µs: the bound, or what is enough."""
+        """The value at which the search may stop, µs: the bound, or `enough` if that is higher."""
         return self.bound.value if self.enough is None else max(self.bound.value, self.enough)
 
     @property
     def refuted(self) -> bool:
-        """What would be enough is proven impossible."""
+        """Whether it is proven that no schedule takes `enough` or less."""
         return self.enough is not None and (self.infeasible or self.bound.value > self.enough)
 
     @property
     def settled(self) -> bool:
-        """The value is at its target, or that is proven impossible."""
+        """Whether the value meets the target, or it is proven that none does."""
         return self.refuted or (self.schedule is not None and self.value <= self.target)
 
     @property
     def done(self) -> bool:
-        """Nothing more to gain: settled, none exists, or no time is left, or it is astray, or others won."""
+        """Whether the search ends: settled, infeasible, out of time, astray or lost."""
         return self.settled or self.infeasible or self.clock.left <= 0 or self.astray or self.lost
 
     @property
     def lost(self) -> bool:
-        """It is proven that nothing here is shorter than what others have; or all are to end."""
+        """Whether the bound shows that a rival search is as good, or all searches are to end."""
         rival = self.contest.rival()
         return rival == -math.inf or (self.schedule is not None and self.bound.value >= rival)
 
     @property
     def astray(self) -> bool:
-        """The best schedule lets more messages wait than fit, none as short is known that does not, and patience is over."""
+        """Whether patience is over and the messages of the best schedule do not fit, nor is one as short known that fits."""
         return self.value != self.lean_value and self.clock.left < self.patience

@@ -1,4 +1,4 @@
-"""Measured against predicted: how long the steps took, and where every microsecond of the difference went."""
+"""Compares measured steps with the prediction: step times, and how each rank's parts of the difference add up."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..util.errors import BadInput
 from ..util.statistics import quartiles
 from ..util.text import aligned, first_difference, format_time, times_note
 
-MOST_NAMED = 6  # kinds of passes in a line
+MOST_NAMED = 6  # kinds of passes that a line names
 NOT_COUNTED = "predicted bytes at measured times"  # the memory of a run whose trace counts no bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One rank's share of a step, whole µs: the parts add up to the step time (`total`) exactly.
+    """How one rank spent a step, whole µs; the parts add up to the step time (`total`) exactly.
 
-    passes: kind → time in compute passes. waiting: idle until the next pass had its inputs. launch: from then to its
-    start. before, after: from the step's start to the rank's first compute pass, from its last to the step's end.
+    passes: kind → time in compute passes. waiting: idle until the next pass had its inputs. launch: from then until that
+    pass started. before: from the step's start to the rank's first compute pass. after: from its last to the step's end.
     """
 
     passes: dict[str, int]
@@ -51,7 +51,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """One rank, predicted and measured (in the median step)."""
+    """The parts of one rank, predicted and measured (in the median step)."""
 
     rank: int
     predicted: Parts
@@ -65,7 +65,7 @@ class RankParts:
 
 @dataclass(frozen=True, slots=True)
 class KindTimes:
-    """One pass of a kind, µs: predicted mean, and measured mean over all passes and steps with its quartiles."""
+    """Times of a kind's passes, µs: predicted mean; measured mean and quartiles (low, high) over all passes and steps."""
 
     kind: str
     passes: int
@@ -77,7 +77,7 @@ class KindTimes:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Baseline's step time over this schedule's: predicted, measured (medians), and the measured range (quartiles)."""
+    """The baseline's step time over this schedule's: predicted, measured (medians), and by quartiles (low, high)."""
 
     baseline_predicted: int
     baseline_measured: int
@@ -89,11 +89,11 @@ class Speedup:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Step times in whole µs. `steps`: every measured one, in order; `measured`: the median step (a real one; the lower
-    of two), `median_step` which it is. `limiting`: the rank with the longest measured window, first start to last end.
-    `emulated`: one line where devices were emulated, with how many passes this machine was late with. `launching`: one of a
-    run on GPUs, with what the hosts' launching meant for the step. `later`: a line for each order that ran in place of the
-    schedule's later; all else is of the steps before.
+    """Predicted and measured step times, whole µs. steps: all measured ones, in order. median_step: the number of the median
+    step, the shorter of two; measured: its time. limiting: the rank with the longest time from first start to last end.
+    emulated: a line if devices were emulated, with the number of passes for which this machine was late. launching: a line
+    for a run on GPUs, on the effect of the hosts' launch times. later: a line for each order that replaced the schedule's
+    during the run; everything else is about the steps before that.
     """
 
     digest: str
@@ -126,16 +126,16 @@ class Comparison:
 
 
 def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] | None = None) -> Comparison:
-    """A run of a schedule against its prediction. The step time is the problem's objective, makespan or span.
+    """Compare a run with its prediction. Step times are of the problem's objective, makespan or span.
 
-    schedule: what was predicted.
+    schedule: the predicted schedule.
     trace: a run of it.
-    baseline: another schedule and its run, for the speed-up; None: no speed-up.
+    baseline: another schedule and its run, to compute the speed-up over it.
 
-    Raises BadInput where a trace is of another problem or order, or the baseline did other work (microbatches, layers).
+    Raises BadInput where a trace is of another problem or order, or the baseline has other microbatches or layers.
     """
     check_trace(schedule, trace)
-    later, trace = told_switches(trace), trace.by_order()[0]
+    later, trace = switch_lines(trace), trace.by_order()[0]
     predicted = schedule.timeline()
     step = trace.median_step
     steps = tuple(step_time(timeline) for timeline in trace.steps)
@@ -163,8 +163,8 @@ def compare(schedule: Schedule, trace: Trace, baseline: tuple[Schedule, Trace] |
     )
 
 
-def told_switches(trace: Trace) -> list[str]:
-    """A line for each order that ran in place of the schedule's, with its median step beside that of the order before."""
+def switch_lines(trace: Trace) -> list[str]:
+    """A line for each order that replaced the schedule's, with its median step and that of the order before."""
     runs = trace.by_order()
     medians = [step_time(run.median()) for run in runs]
     return [
@@ -175,8 +175,8 @@ def told_switches(trace: Trace) -> list[str]:
 
 
 def _launching(trace: Trace, step: int, limiting: RankParts) -> str | None:
-    """What a GPU's times owe to the host: how long launching took, which passes took longer to launch than to compute, and
-    how long the limiting rank had all inputs of its next pass and no pass to run."""
+    """The effect of the hosts' launch times on a run on GPUs: the time to launch a step, the passes that took longer to
+    launch than to compute, and how long the limiting rank was idle although its next pass had all inputs."""
     if not str(trace.facts.get("on", "")).startswith("cuda") or not trace.host:
         return None
     problem, timeline, host = trace.problem, trace.steps[step], trace.host[step]
@@ -216,17 +216,17 @@ def check_trace(schedule: Schedule, trace: Trace, what: str = "trace") -> None:
 
 
 def _whole(times: NDArray[Any]) -> Ints:
-    """Whole µs, so that sums are exact whatever their order; each time moves by at most half of one."""
+    """Times rounded to whole µs, so that sums are exact in any order."""
     return np.rint(times).astype(np.int64)
 
 
 def step_time(timeline: Timeline) -> int:
-    """The objective (makespan or span) in whole µs: itself rounded, so that every command says the same."""
+    """The objective (makespan or span) in whole µs, rounded in one place so that all commands show the same."""
     return int(np.rint(timeline.value))
 
 
 def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
-    """Walk a rank's compute passes by their start: what lies between two of them is waiting, then launch."""
+    """The parts of one rank. Time between two compute passes is waiting until the second has its inputs, then launch."""
     problem = timeline.problem
     starts = timeline.start if problem.objective == "makespan" else timeline.start[problem.passes.rank == rank]
     origin = starts.min()  # times count from here, so that the last end is the step time, rounded once
@@ -239,7 +239,7 @@ def _parts(timeline: Timeline, ready: NDArray[Any], rank: int) -> Parts:
     before = at
     kinds = problem.passes.kind[rows].tolist()
     for kind, s, e, r in zip(kinds, start[rows].tolist(), end[rows].tolist(), inputs.tolist(), strict=True):
-        # Clocks and two compute streams may let passes overlap: what `at` has passed is counted already.
+        # Passes may overlap (inexact clocks, two compute streams); time before `at` is counted already.
         begin, stop = max(s, at), max(e, at)
         had = min(max(r, at), begin)
         waiting, launch = waiting + had - at, launch + begin - had
@@ -260,7 +260,7 @@ def _kind_times(problem: Problem, trace: Trace) -> list[KindTimes]:
 
 
 def _speedup(schedule: Schedule, trace: Trace, other: Schedule, run: Trace) -> Speedup:
-    """Problems may differ (another placement, a fused backward), but not the work."""
+    """The speed-up over another schedule's run. Problems may differ (placement, fused backward), but not their work."""
     check_trace(other, run, "baseline")
     run = run.by_order()[0]
     count, theirs = (each_schedule.problem.microbatches for each_schedule in (schedule, other))
@@ -290,7 +290,7 @@ def _ratio(base: float, ours: float) -> float:
 
 
 def comparison_as_text(comparison: Comparison) -> str:
-    """The comparison as text: step times, one pass a kind, and the difference rank by rank in ms."""
+    """The comparison as text: step times, times of each kind of pass, and the parts of the difference for each rank."""
     c = comparison
     steps, unit, scale = sorted(c.steps), *(("ms", 1e3) if max(c.measured, c.predicted) >= 10_000 else ("µs", 1.0))
 

@@ -19,13 +19,13 @@ from .pictures.files import PICTURES, save_drawing
 from .pictures.frontier import bubble_rate, curves_drawing, excess, frontier_drawing
 
 ENDINGS = (".json", *PICTURES, ".html")
-INSIDE = Style(title="", notes=False)  # of a picture inside a page, which says the words
-NEAR_BEST = 1.01  # times the best value: memory beyond that buys little
+INSIDE = Style(title="", notes=False)  # of a picture inside a page: the page has the title and the sentence itself
+NEAR_BEST = 1.01  # times the best value: more memory than such a step needs saves little
 
 
 class Report(NamedTuple):
-    """What is said of frontiers: one line of model, ranks, microbatches, placement and objective; a sentence;
-    the table with its header; and the picture in a style."""
+    """A report of frontiers. headline: model, ranks, microbatches, placement and objective in one line. sentence: what the
+    picture shows. rows: the table, header first. drawing: style → picture."""
 
     headline: str
     sentence: str
@@ -34,7 +34,7 @@ class Report(NamedTuple):
 
 
 def report_of(frontier: Frontier | Curves) -> Report:
-    """The frontier over memory, or one for each way to keep activations, in words and numbers."""
+    """The report of a frontier over memory, or of `Curves`: a frontier for each way to keep activations."""
     first = frontier.first if isinstance(frontier, Curves) else frontier
     headline = (
         f"{printable(first.model)}: {first.objective} over memory a rank, {first.ranks} ranks, "
@@ -66,13 +66,13 @@ def check_frontier_path(path: str | os.PathLike[str]) -> None:
 
 
 def frontier_as_page(frontier: Frontier | Curves) -> str:
-    """The picture and its table as one HTML page that loads nothing."""
+    """The picture and its table as one HTML page that loads no other file."""
     headline, sentence, rows, drawing = report_of(frontier)
     return render("frontier.html", title=headline, picture=picture(to_svg(drawing(INSIDE))), sentence=sentence, rows=rows)
 
 
 def frontier_as_text(frontier: Frontier | Curves) -> str:
-    """The table as text, and what it says."""
+    """The table as text, and the sentence below it."""
     report, first = report_of(frontier), frontier.first if isinstance(frontier, Curves) else frontier
     note = printable(times_note(first.source))
     return "\n".join([*filter(None, [note]), *aligned(report.rows, left=(-1,)), report.sentence]) + "\n"
@@ -110,13 +110,13 @@ def _rows(frontier: Frontier) -> list[tuple[str, ...]]:
 
 
 def _best(frontier: Frontier, memory: int) -> Point | None:
-    """The point with the least value within so much memory."""
+    """The point with the least value that fits into `memory` bytes."""
     fitting = [point for point in frontier.points if point.memory <= memory]
     return min(fitting, default=None, key=lambda point: point.value)
 
 
 def _curve_rows(curves: Curves) -> list[tuple[str, ...]]:
-    """The table: a header, then a row a memory limit; the last column says what the shortest of the row chose."""
+    """The table: a header, then a row for each memory limit; the last column names the choice of the row's shortest step."""
     frontiers = curves.frontiers.values()
     rows: list[tuple[str, ...]] = [("memory", *curves.frontiers, "chosen")]
     for memory in sorted({point.memory for frontier in frontiers for point in frontier.points}):
@@ -128,7 +128,7 @@ def _curve_rows(curves: Curves) -> list[tuple[str, ...]]:
 
 
 def _curves_sentence(curves: Curves) -> str:
-    """What the picture says, in words: where each begins, and the price on the device's memory."""
+    """The picture in words: the least memory of each curve, and its step time with the device's memory."""
     begins = [
         f"{name} from {format_bytes(frontier.points[0].memory)} ({format_time(frontier.points[0].value)})"
         for name, frontier in curves.frontiers.items()

@@ -1,4 +1,4 @@
-"""Every system's schedule on one page and one time scale, with its formulas and what it measures."""
+"""Every system's schedule on one page and one time scale, with its published formulas and its bubble and peak here."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .pictures.drawing import Style, to_svg
 from .pictures.schedule import schedule_drawing
 
 PASS_TIME = 600  # µs of each of F, B and W of one rank's share of a microbatch, however many chunks it is in
-STEADY_ROUNDS = 6  # microbatches a rank: enough of the steady state to see what repeats
-MAX_SIZE = 20_000  # ranks times microbatches: half a minute, 0.7 GB
-HELD_BYTES = 600  # that a rank's share of a microbatch holds, half of them until B
+STEADY_ROUNDS = 6  # microbatches a rank: enough to see the period of the steady state
+MAX_SIZE = 20_000  # ranks times microbatches: takes half a minute and 0.7 GB
+HELD_BYTES = 600  # of a rank's share of a microbatch, half of them held until B, half until W
 HEAD = ("system", "placement", "bubble", "activations", "weights", "of makespan", "of span", "peak")  # of `_cells`
 
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """One system at work: `peak`, microbatches held at most on the fullest and emptiest rank; bubbles as a share of the
-    makespan, of the span and, where training goes on without an end, of the steady state's period."""
+    """A system's schedule of the step. peak: the most microbatches that the fullest and the emptiest rank hold. Bubbles are
+    shares of the makespan, of the span, and of the period of the steady state (None for systems without one)."""
 
     system: System
     schedule: Schedule
@@ -51,7 +51,7 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A system that does not allow the numbers of the step, and why."""
+    """A system that has no schedule for so many ranks or microbatches, and why."""
 
     system: System
     why: str
@@ -62,8 +62,8 @@ class Absent:
 
 
 def exhibits(ranks: int = 4, microbatches: int = 8) -> tuple[tuple[Exhibit, ...], tuple[Absent, ...]]:
-    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, no communication; and those that do not allow
-    so many ranks or microbatches. Raises BadInput for none of either."""
+    """Every system on the same step: F = B = W = 600 µs a rank and microbatch, no communication; and the systems that have
+    no schedule for it. Raises BadInput for less than one rank or microbatch, and for too many."""
     if ranks < 1 or microbatches < 1:
         raise BadInput(f"systems: at least 1 rank and 1 microbatch are needed, got {ranks} and {microbatches}")
     if (size := ranks * max(microbatches, STEADY_ROUNDS * ranks)) > MAX_SIZE:
@@ -119,9 +119,9 @@ def _cells(exhibit: Exhibit) -> tuple[str, ...]:
 
 
 def gallery_as_page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> str:
-    """One HTML page that loads nothing."""
+    """One HTML page that loads no other file."""
     values = [float(exhibit.schedule.timeline().makespan) for exhibit in shown]
-    longest = max(value for value in values if value <= 2 * min(values))  # longer ones have a scale of their own
+    longest = max(value for value in values if value <= 2 * min(values))  # longer schedules have their own time scale
     problem = shown[0].schedule.problem
     ranks, microbatches = problem.ranks, problem.microbatches
     title = f"Pipeline schedules: {ranks} ranks, {microbatches} microbatches, F = B = W"
@@ -131,7 +131,7 @@ def gallery_as_page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> 
 
 
 def _card(exhibit: Exhibit, longest: float) -> dict[str, Any]:
-    """What the page shows of one system: its words, its numbers, its picture on a scale of `longest` µs where it fits."""
+    """What the page shows of one system: name, numbers, and picture, on a scale of `longest` µs if the schedule fits."""
     s, timeline = exhibit.system, exhibit.schedule.timeline()
     facts = (
         ("placement", s.placement),

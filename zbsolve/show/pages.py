@@ -1,4 +1,4 @@
-"""HTML pages from the templates beside this file: they load nothing, names in files stay text, columns are packed."""
+"""HTML pages from `templates/`. A page loads no other file, escapes all names, and has its columns packed (see `packed`)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-NARROW, EXACT = 2**31 - 1, 2**53  # what 32 bits hold, and up to what a double holds each whole number
+NARROW, EXACT = 2**31 - 1, 2**53  # the largest 32-bit integer; below 2**53 a double holds every whole number exactly
 STEPS, WIDE_STEPS, VALUES = "i4", "f8", "values"
 
 
 def render(template: str, **values: Any) -> str:
-    """The page that `templates/<template>` makes of these values. Every text among them is escaped; `picture` marks
-    what is a picture of ours."""
+    """The page that `templates/<template>` makes of these values. All texts are escaped, except SVG documents that
+    `picture` has marked."""
     return _environment().get_template(template).render(**values) + "\n"
 
 
 def script(name: str) -> str:
-    """The text of a script that a page of a server asks for."""
+    """The text of a script in `templates/`, for pages that a server sends."""
     loader = _environment().loader
     assert loader is not None
     return loader.get_source(_environment(), name)[0]
 
 
 def picture(document: str) -> Markup:
-    """An SVG document that `svg.to_svg` made, to stand in a page as it is."""
+    """An SVG document made by `to_svg`, marked so that `render` does not escape it."""
     from markupsafe import Markup
 
     return Markup(document)
@@ -43,7 +43,7 @@ def picture(document: str) -> Markup:
 
 @cache
 def _environment() -> Environment:
-    """Jinja2 is loaded here, where the first page is written: it takes 40 ms, which no other command should wait for."""
+    """Jinja2's environment. It is loaded for the first page only: this takes 40 ms, which other commands need not spend."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -52,15 +52,15 @@ def _environment() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False
     )
     jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    # Styles and scripts are files of their own, put in as they are: they are ours, and no templates.
+    # Styles and scripts are zbsolve's own files. They are inserted without escaping, and are no templates.
     jinja.globals["verbatim"] = lambda name: Markup(loader.get_source(jinja, name)[0].rstrip())
     return jinja
 
 
 def packed(columns: Mapping[str, ArrayLike]) -> dict[str, Any]:
-    """One text for all columns, each of shape (n,), and how to read it: `columns` has (name, type, length) in the order in
-    which they stand in `text`. Types: `i4` and `f8`: differences of neighbours in 32 bits, and in doubles; `values`: doubles
-    as they are, where a sum of differences would not be exact."""
+    """All columns, each of shape (n,), in one text (base64 of gzip), and `columns`: (name, type, length) of each, in the
+    order of the text. Types: `i4` and `f8` are differences of neighbours, as 32-bit integers or doubles; `values` are the
+    values themselves as doubles, used where sums of differences would not be exact."""
     kinds, pieces = [], []
     for name, values in columns.items():
         column = np.asarray(values, np.int64)
@@ -73,7 +73,7 @@ def packed(columns: Mapping[str, ArrayLike]) -> dict[str, Any]:
 
 
 def _type_of(column: Ints) -> str:
-    """The narrowest type that holds every value and every difference. Floats do not wrap, as 64 bits may."""
+    """The narrowest type that holds every value and every difference. Computed in floats, since int64 may overflow."""
     values = column.astype(float)
     largest = max(np.abs(values).max(initial=0), np.abs(np.diff(values, prepend=0)).max(initial=0))
     return STEPS if largest <= NARROW else WIDE_STEPS if largest < EXACT else VALUES

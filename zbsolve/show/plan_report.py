@@ -1,5 +1,5 @@
-"""A plan as text: the best layouts, what they need, and what the others lost by; and its space as one HTML page: every
-layout where its bound lies, by any of its fields, and the same in words."""
+"""A plan as text: the best layouts, their memory, and why other layouts are worse. And its space as one HTML page: a chart
+of the bounds of all layouts over any of their fields, and tables."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ..util.text import aligned, format_bytes, format_gap, format_time, format_t
 from .pages import packed, render
 
 MOST_ROWS = 12
-WIDE_GAP = 0.2  # beyond, the first line says it too
-LEAST_SHARE = 1e-3  # of a step, that a link is said to limit
+WIDE_GAP = 0.2  # a larger gap is mentioned in the first line too
+LEAST_SHARE = 1e-3  # of a step: a link that saves less when twice as fast is not called limiting
 PROVEN = "against: step over this plan's; proven: between these lies the best step there is over the best without the change"
 
 
@@ -36,7 +36,7 @@ def plan_as_text(plan: Plan) -> str:
 
 
 def space_lines(space: SolvedSpace) -> Iterator[str]:
-    """What was planned for, how many layouts there are, and what became of them."""
+    """The model, devices and batch, the number of layouts, and how many each rule excluded, were solved or are open."""
     bounds, only = space.bounds, f"; only layouts {space.only.title}" if space.only.title else ""
     yield f"{space.shape.name}: {space.devices} devices ({space.cluster.name}), {space.batch} sequences a step{only}"
     counts = zip(np.bincount(bounds.rule, minlength=len(RULES)), RULES, strict=True)
@@ -71,14 +71,14 @@ def _row(plan: Plan, candidate: Candidate, step: str, bound: str) -> tuple[str, 
 
 
 def steps_and_bounds(rows: Sequence[tuple[float, float]]) -> list[tuple[str, str]]:
-    """A table's columns of steps and bounds, all in one unit."""
+    """Two columns of a table, step times and bounds, all in the same unit. rows: (step, bound), µs."""
     shown = format_times(*(time for row in rows for time in row))
     return list(zip(shown[::2], shown[1::2], strict=True))
 
 
 def _behind(best: Candidate, cluster: Cluster) -> str:
-    """How much of the exchange of gradients (and of gathers) nothing hides, of how much, and what contention it is counted
-    with; then what else comes behind."""
+    """The exposed time of the exchange of gradients (and of gathers), its total time, and the contention assumed for it;
+    then the other time after the last compute pass."""
     problem = best.schedule.problem
     rows = problem.rows("C", "RS")
     if not len(rows):
@@ -105,22 +105,22 @@ def _lost(plan: Plan) -> Iterator[str]:
 
 
 def lost_share(lost: float) -> str:
-    """What a family loses, in words."""
+    """The share by which a family of layouts is slower at least, in words."""
     return "no room" if np.isinf(lost) else f"{max(lost, 0.0):.1%}" if lost >= 0 else "0"
 
 
 def unit_of(model: Model) -> str:
-    """What rates count: sequences where nobody knows how many tokens one has."""
+    """The unit of rates: tokens, or sequences if the model's sequence length is not known."""
     return "tokens" if model.sequence else "sequences"
 
 
 def share_or_dash(value: float | None) -> str:
-    """`43.1%`; a dash for what is not known."""
+    """`43.1%`; a dash for None."""
     return "–" if value is None else f"{value:.1%}"
 
 
 def honest_line(model: Model, cluster: Cluster) -> str:
-    """What the proof is of, and how far that is from measured steps, or that nobody measured it."""
+    """What the proof holds for: the cost model's numbers, and the measured error of these, if known."""
     off = "nobody measured their error"
     if cluster.error is not None:
         off = f"their measured error is {cluster.error:.1%} in the mean, over the steps that the cluster was held against"
@@ -128,7 +128,7 @@ def honest_line(model: Model, cluster: Cluster) -> str:
 
 
 def what_if_as_text(before: Plan, answers: Sequence[Answer]) -> str:
-    """A line a change, and which link limits where links were asked about."""
+    """A row for each change, and the link that limits most, if faster links were among the changes."""
     head = ("what if", "step", "bound", "gap", "against", "proven", "layout")
     planned = [answer for answer in answers if answer.plan]
     times = steps_and_bounds([(answer.plan.best.value, answer.bound) for answer in planned if answer.plan])
@@ -145,7 +145,7 @@ def what_if_as_text(before: Plan, answers: Sequence[Answer]) -> str:
 
 
 def front_as_text(front: PlanFront) -> str:
-    """A line a point, as of a frontier, and what is not on the Pareto front."""
+    """A row for each point; points that are not on the Pareto front are marked."""
     head = (front.over, "needed", "step", "bound", "gap", "layout")
     rows, times = [head], steps_and_bounds([(point.value, point.bound) for point in front.points])
     for at, point, efficient, both in zip(front.at, front.points, front.efficient, times, strict=True):
@@ -159,8 +159,8 @@ def front_as_text(front: PlanFront) -> str:
 
 
 def _proven(before: Plan, answer: Answer) -> tuple[float, float]:
-    """Between which shares the best step with the change differs from the best without it. What makes nothing harder makes
-    no step longer, and what makes nothing easier none shorter."""
+    """The least and the largest relative difference between the best step with the change and without it. A change that
+    makes nothing harder cannot lengthen the best step, and one that makes nothing easier cannot shorten it."""
     assert answer.plan is not None
     low, high, base = answer.bound / before.best.value - 1, answer.plan.best.value / before.bound - 1, case_of(before)
     return max(low, 0.0) if no_harder(base, answer.case) else low, min(high, 0.0) if no_harder(answer.case, base) else high
@@ -177,7 +177,7 @@ def answer_as_json(before: Plan, answer: Answer) -> dict[str, Any]:
 
 
 def _limiting(before: Plan, answers: Sequence[Answer]) -> Iterator[str]:
-    """Which link limits, of those that were asked about twice as fast."""
+    """The link that limits most, among those for which a doubled speed was planned."""
     links = {answer.change: (answer.plan, answer) for answer in answers if answer.plan and answer.change in LINK_CHANGES}
     saved = {change: 1 - plan.best.value / before.best.value for change, (plan, _) in links.items()}
     if len(saved) < 2:
@@ -197,11 +197,11 @@ def _limiting(before: Plan, answers: Sequence[Answer]) -> Iterator[str]:
 
 
 WORDS = {**FIELDS, "dp": "replicas", "chunks": "stages a rank", "count": "microbatches a replica"}
-MOST_SOLVED = 60  # layouts in the table of those that were solved
+MOST_SOLVED = 60  # rows in the table of solved layouts
 
 
 def plan_as_page(space: SolvedSpace) -> str:
-    """The page as text; it loads nothing."""
+    """The page as text; it loads no other file."""
     title = f"{space.shape.name} on {space.devices:,} devices, {space.batch:,} sequences a step"
     lines = *space_lines(space), bound_line(space), honest_line(space.shape, space.cluster)
     lost = [(FIELDS[row.field], row.value, f"{row.layouts:,}", lost_share(row.lost)) for row in families(space)]
@@ -219,7 +219,7 @@ def plan_as_page(space: SolvedSpace) -> str:
 
 
 def _figures(space: SolvedSpace) -> list[tuple[str, str, str]]:
-    """What stands large at the top: (label, value, note)."""
+    """The key figures at the top: (label, value, note)."""
     rate = f"{space.tokens(space.value):,.0f} {unit_of(space.shape)}/s a device; MFU counts {MFU_COUNTS}"
     return [
         ("step", format_time(space.value), space.bounds.layout.row(space.best).title),
@@ -242,7 +242,8 @@ def _solved_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
 
 
 def _rule_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
-    """A header and each rule: how many layouts' bounds it decides, and how far above the best step they lie."""
+    """A header and a row for each rule: the number of layouts whose bound it decides, and how far these bounds are above
+    the best step."""
     above = space.bounds.step / space.value - 1
     rows: list[tuple[str, ...]] = [("what decides the bound", "layouts", "bound above the best step: least", "median")]
     for number, rule in enumerate(RULES):
@@ -254,9 +255,8 @@ def _rule_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
 
 
 def _data(space: SolvedSpace) -> dict[str, Any]:
-    """Everything the script draws: words, and packed columns in the order of the space. Of each layout its bound (whole µs,
-    rounded down; −1: none), the rule, what dominates it, whether it is open, and the bytes that its fullest rank needs at
-    least."""
+    """All data for the page's script: names, and packed columns over all layouts: the bound (whole µs, rounded down; −1:
+    none), the rule, the layout that dominates it, whether it is open, the least bytes that its fullest rank needs."""
     bounds = space.bounds
     columns = {name: np.asarray(column, np.int64) for name, column in bounds.layout._asdict().items()}
     varying = [name for name, column in columns.items() if len(column) and (column != column[0]).any()]

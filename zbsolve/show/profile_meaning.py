@@ -1,4 +1,4 @@
-"""What a profile means for a schedule: its stages, and sentences on what zero bubble could win and what is in the way."""
+"""What a profile means for a schedule: its stages, how much a zero-bubble schedule could save, and what limits that."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..timeline import Timeline
 from ..util.errors import BadInput
 from ..util.text import counted, format_bytes, format_time, time_unit
 
-OUTPUT_LAYER_DOMINATES = 1.1  # times the mean stage, from which the last layer alone holds all others up
+OUTPUT_LAYER_DOMINATES = 1.1  # times the mean stage: a longer last layer is the bottleneck in every split
 NOTICEABLE = 0.1  # a share below this is called small
 MAX_SHOWN = 16  # ranks whose work is shown one by one
 
 
 @dataclass(frozen=True, slots=True)
 class PlainStage:
-    """One stage of a profile. first, end: its layers, `end` is one behind the last. F, B, W, BW: µs for one microbatch.
-    held: bytes that F and B keep of one microbatch. fixed: bytes of parameters with gradients and optimizer state. moving:
-    bytes of messages and inside passes. message: µs of its message to the next stage (0: the last). all_to_all: µs of its
-    all-to-all behind F, and of the one behind the backward."""
+    """One stage of a profile. first, end: its layers are `first` to `end` − 1. F, B, W, BW: µs for one microbatch. held:
+    activation bytes of one microbatch. fixed: bytes of parameters, gradients and optimizer state. moving: bytes of messages
+    and of temporary tensors in passes. message: µs of its message to the next stage (0: the last). all_to_all: µs of its
+    all-to-all after F, and of the one after the backward."""
 
     first: int
     end: int
@@ -41,7 +41,7 @@ class PlainStage:
 
     @property
     def split(self) -> float:
-        """µs a microbatch with the backward split; with a fused one where nothing else is known."""
+        """µs of a microbatch with B and W, or with BW where the profile has no B and W."""
         return self.F + (self.B + self.W or self.BW)
 
     @property
@@ -51,7 +51,7 @@ class PlainStage:
 
 
 def stages(profile: Profile, ranks: int) -> tuple[PlainStage, ...]:
-    """The split that `solve` makes with one stage a rank. Raises BadInput where there are fewer layers than ranks."""
+    """The balanced split with one stage a rank. Raises BadInput where there are fewer layers than ranks."""
     if ranks > len(profile.layers):
         raise BadInput(f"ranks: {len(profile.layers)} layers do not make {ranks} stages")
     step = Step(ranks, 1, partition="balanced")
@@ -72,7 +72,7 @@ def _stage(profile: Profile, memory: StageMemory, here: range, factor: float, fi
 
 
 def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
-    """Sentences: the bubble of 1F1B, the most that zero bubble could win, and what is in the way."""
+    """Sentences: the bubble of 1F1B, the most that zero bubble could save, and what limits that."""
     rows = stages(profile, ranks)
     today = _one_f_one_b(profile, ranks, microbatches)
     lines = [_bubble(rows, microbatches, today), *_balance(profile, rows), *_memory(profile, rows, microbatches, today)]
@@ -84,8 +84,8 @@ def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
 
 
 def rank_work(profile: Profile, ranks: int) -> dict[str, list[float]]:
-    """Placement → µs that each rank works for one microbatch, where each layer is a stage: of the placements with as many
-    stages."""
+    """Placement → µs that each rank works for one microbatch if each layer is a stage, for the placements with as many
+    stages as layers."""
     chunks, work = len(profile.layers) // ranks, dict[str, list[float]]()
     for placement in {1: ("single",), 2: ("loop", "vee")}.get(chunks, (f"loop{chunks}",)):
         costs = Step(ranks, 1, placement, partition=(1,) * len(profile.layers)).costs(profile)
@@ -94,7 +94,7 @@ def rank_work(profile: Profile, ranks: int) -> dict[str, list[float]]:
 
 
 def rank_work_lines(profile: Profile, ranks: int) -> list[str]:
-    """`rank_work` in words, and who is above the mean by how much, a line a placement."""
+    """`rank_work` in words, a line a placement, with how far the busiest rank is above the mean."""
     lines = []
     for placement, work in rank_work(profile, ranks).items():
         unit, show = time_unit(max(work))
@@ -109,13 +109,13 @@ def rank_work_lines(profile: Profile, ranks: int) -> list[str]:
 
 
 def _one_f_one_b(profile: Profile, ranks: int, microbatches: int) -> Timeline:
-    """1F1B on these ranks, as large as its memory may be."""
+    """1F1B on these ranks, without a memory limit."""
     step = step_for("1f1b", profile, Step(ranks, microbatches))
     return preset("1f1b", step.problem(replace(profile, capacity=None))).timeline()
 
 
 def _bubble(rows: Sequence[PlainStage], m: int, today: Timeline) -> str:
-    """What 1F1B takes; nothing is below the busiest rank's work, nor below its all-to-alls."""
+    """The step time of 1F1B, and how far it is above the busiest rank's work (or all-to-alls, if longer)."""
     step = float(today.makespan)
     least = m * max(max(row.split, 2 * row.all_to_all) for row in rows)
     best = 1 - least / step if step else 0.0
@@ -129,7 +129,7 @@ def _bubble(rows: Sequence[PlainStage], m: int, today: Timeline) -> str:
 
 
 def _balance(profile: Profile, rows: Sequence[PlainStage]) -> list[str]:
-    """What is said of stages, or an output layer, that take longer than others."""
+    """Sentences on uneven stages, and on an output layer that takes longer than a mean stage."""
     split = [row.split for row in rows]
     mean = sum(split) / len(rows)
     worst = max(range(len(rows)), key=lambda i: split[i])
@@ -152,10 +152,10 @@ def _balance(profile: Profile, rows: Sequence[PlainStage]) -> list[str]:
 
 
 def _memory(profile: Profile, rows: Sequence[PlainStage], m: int, today: Timeline) -> list[str]:
-    """What 1F1B and twice its microbatches in flight need, and whether the device has it."""
+    """The memory that 1F1B needs, that twice its microbatches in flight need, and whether the device has it."""
     p = len(rows)
     always = [row.fixed + row.moving for row in rows]
-    need = [beside + peak for beside, peak in zip(always, today.peak_bytes, strict=True)]
+    need = [constant + peak for constant, peak in zip(always, today.peak_bytes, strict=True)]
     most = max(range(p), key=lambda i: need[i])
     double = [always[i] + min(2 * p - 1 - 2 * i, m) * row.held for i, row in enumerate(rows)]
     text = (
@@ -179,7 +179,7 @@ def _memory(profile: Profile, rows: Sequence[PlainStage], m: int, today: Timelin
 
 
 def _links(rows: Sequence[PlainStage], blocking: bool) -> list[str]:
-    """How long the slowest message takes beside a forward."""
+    """The time of the slowest message relative to the F of its stage."""
     if len(rows) < 2:
         return []
     shares = [row.message / row.F if row.F else 0.0 for row in rows[:-1]]
@@ -190,7 +190,7 @@ def _links(rows: Sequence[PlainStage], blocking: bool) -> list[str]:
 
 
 def _all_to_alls(rows: Sequence[PlainStage], waits: float) -> str:
-    """What all-to-alls cost; waits: µs that 1F1B takes longer with them."""
+    """The cost of all-to-alls. waits: µs by which they lengthen 1F1B."""
     worst = max(range(len(rows)), key=lambda i: rows[i].all_to_all)
     row = rows[worst]
     text = (

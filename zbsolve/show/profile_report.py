@@ -1,4 +1,4 @@
-"""What a profile says, as text and as a page: layers, links and stages, and what they mean for a schedule."""
+"""A report of a profile, as text and as a page: its layers, links and stages, and what they mean for a schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _warnings(profile: Profile) -> list[str]:
 
 
 def banner(profile: Profile) -> list[str]:
-    """That nothing was measured, where that is so, and what was assumed."""
+    """Lines that say that nothing in the profile was measured, and what was assumed; none for a measured profile."""
     if profile.source == "measured":
         return []
     assumed = profile.facts.get("assumed")
@@ -29,7 +29,7 @@ def banner(profile: Profile) -> list[str]:
 
 
 def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: int | None = None) -> str:
-    """The profile as text; with `ranks` also its stages (microbatches: four a rank without) and what they mean."""
+    """The profile as text. With `ranks` also its stages and what they mean. microbatches: four a rank by default."""
     shares = () if ranks is None else stages(profile, ranks)
     units, below = tables.units_of(profile, shares), list[str]()
     if ranks is not None:
@@ -48,7 +48,7 @@ def profile_as_text(profile: Profile, ranks: int | None = None, microbatches: in
 
 
 def profile_as_page(profile: Profile, ranks: int, microbatches: int | None = None) -> str:
-    """The report as one HTML page that loads nothing, with `ranks` stages (microbatches: four a rank without)."""
+    """The report with `ranks` stages, as one HTML page that loads no other file. microbatches: four a rank by default."""
     shared = stages(profile, ranks)
     units = tables.units_of(profile, shared)
     return render(
@@ -82,8 +82,8 @@ def _facts(profile: Profile) -> str:
 def partitions_as_text(
     costs: StageCosts, splits: Sequence[Partitioned], units: tables.Units = tables.IN_FULL, source: str = "measured"
 ) -> str:
-    """How long every partition's busiest rank works, that against the one named "equal", and whether it fits. source: where
-    the times come from."""
+    """A table of partitions: the work of the busiest rank, its difference to that of the partition "equal", and the most
+    memory, marked where it does not fit. source: where the times come from."""
     busiest = [float((costs.shares @ partitioned.times).max()) for partitioned in splits]
     base = next(work for partitioned, work in zip(splits, busiest, strict=True) if partitioned.name == "equal")
     rows = [("partition", f"busiest rank {units.time}", "against equal", f"most {units.size}", "  layers a stage")]
@@ -109,7 +109,7 @@ def partitions_as_text(
 
 
 def stages_as_text(costs: StageCosts, split: Partitioned, units: tables.Units = tables.IN_FULL) -> str:
-    """Which layers each stage of a partition holds, where it is, how long it takes."""
+    """A table of a partition's stages: the rank, the time and the layers of each."""
     names = [layer.name for layer in costs.layers]
     where = ["/".join(str(route[stage]) for route in costs.routes) for stage in range(costs.stages)]
     apart = any(costs.all_to_alls)

@@ -1,6 +1,6 @@
-"""A profile as rows of tables and bars: layers with times and their spread, stages, links, copies, shards of a vocabulary.
+"""A profile's tables and bars: layers with times and their spread, stages, links, copies, shards of a vocabulary.
 
-The first row of a table is the header. Times and bytes of layers, stages and shards have one unit each.
+The first row of a table is the header. All times have the same unit, and so have all bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..features.cuts import cuts_of
-from ..features.slices import overheads, slice_times
+from ..features.slices import overheads, slice_times, timed_slices
 from ..kinds import TABLE
 from ..layer import NO_LINK, Layer
 from ..profile.doubtful import LONG_SPLIT, SHORT_SPLIT
@@ -23,19 +22,19 @@ from ..util.statistics import median_error
 from ..util.text import BINARY, format_bytes, printable, time_unit
 from .profile_meaning import PlainStage
 
-# Columns where there is any.
+# Columns that are shown if any layer has a value: title → field of `Layer`.
 MORE = {"message": "message", "all-to-all": "all_to_all", "frozen": "frozen_bytes", "buffers": "buffer_bytes"}
-DOMINATING = 1 / 3  # of the time of slices: what they take whatever their length is more than half of the rest
-AS_FORWARD = "= F"  # the time of X where none is known: see `Profile.problem`
-TIMED = ("F", "B", "W", "BW", "X", "U")  # what a profile has times of, a column each
+DOMINATING = 1 / 3  # of the time of slices: from here on, their constant cost is more than half of their other time
+AS_FORWARD = "= F"  # shown for a recompute X without a time of its own: see `Profile.problem`
+TIMED = ("F", "B", "W", "BW", "X", "U")  # kinds of passes that a profile has times of, a column each
 SIZED = {"until B": "held_until_B", "until W": "held_until_W", "from B": "held_from_B"}
 SIZED |= {"transient": "transient", "parameters": "parameter_bytes", "output": "output_bytes"}
-UNSURE = 0.05  # of a median: where half of its 95 % interval is wider, the time is marked
+UNSURE = 0.05  # of a median: if half of its 95 % interval is wider, the time is marked
 COLOURS = {"until B": TABLE["B"].colour, "until W": TABLE["W"].colour, "parameters": "#888"}
 
 
 class Units(NamedTuple):
-    """The unit of all times, and of all bytes."""
+    """The unit of all times and the unit of all bytes."""
 
     time: str
     size: str
@@ -53,7 +52,7 @@ IN_FULL = Units("µs", "B")
 
 
 def _digits(value: float) -> str:
-    """Three digits behind the point; of less than 0.1 three digits that count."""
+    """The value with three decimals; below 0.1 with three significant digits."""
     if not value:
         return "0"
     return f"{value:,.{2 - math.floor(math.log10(value)) if value < 0.1 else 3}f}"
@@ -69,7 +68,7 @@ def units_of(profile: Profile, stages: Sequence[PlainStage] = ()) -> Units:
 
 
 def layer_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a layer, equal neighbours in one: times with spread, host time, memory."""
+    """A header and a row for each layer, one for equal neighbours: times with their spread, host time, memory."""
     more = {title: field for title, field in MORE.items() if any(getattr(layer, field) for layer in profile.layers)}
     heads = (f"{title} {units.size if _is_size(field) else units.time}" for title, field in (SIZED | more).items())
     rows: list[tuple[str, ...]] = [("layer", *(f"{kind} {units.time}" for kind in TIMED), f"F host {units.time}", *heads)]
@@ -99,14 +98,14 @@ def _time(profile: Profile, layer: Layer, kind: str, units: Units) -> str:
 
 
 def _error(profile: Profile, layer: Layer, kind: str) -> float | None:
-    """Half of the 95 % interval of a layer's time as a part of it; None where there are no samples."""
+    """Half of the 95 % interval of a layer's median time, relative to it; None with fewer than two samples."""
     samples = profile.samples.get(f"{layer.name}/{kind}", [])
     return median_error(samples) if len(samples) > 1 else None
 
 
 class Bar(NamedTuple):
-    """A part of a row of the picture: what it is, its colour, its number in words, where it begins and how long it is as
-    parts of the row, and whether its number is not known well."""
+    """A bar in a row of the picture. what: its name. said: its number as text. left, width: its begin and length relative to
+    the row. unsure: the number's error is large (see UNSURE)."""
 
     what: str
     colour: str
@@ -117,8 +116,8 @@ class Bar(NamedTuple):
 
 
 class BarRow(NamedTuple):
-    """A layer in the picture, equal neighbours in one: bars of F, B, W and below them of BW, which begins where F ends;
-    (B + W) / BW, "" where one is not known, and whether it is far from 1; bars of what F keeps, and below of parameters."""
+    """A layer (or equal neighbours) in the picture. times: bars of F, B and W, and below them of BW, which begins at the end
+    of F. ratio: (B + W) / BW, or "". odd: that is far from 1. sizes: bars of what F keeps, and below them of parameters."""
 
     name: str
     times: tuple[list[Bar], list[Bar]]
@@ -128,7 +127,7 @@ class BarRow(NamedTuple):
 
 
 def bar_rows(profile: Profile, units: Units) -> list[BarRow]:
-    """The picture: all times on one scale, and all bytes."""
+    """The picture's rows. All times have the same scale, and so have all bytes."""
     bars = []
     longest = max(each_layer.F + max(each_layer.B + each_layer.W, each_layer.BW) for each_layer in profile.layers) or 1.0
     largest = max(max(layer.held_until_B + layer.held_until_W, layer.parameter_bytes) for layer in profile.layers) or 1
@@ -153,7 +152,7 @@ def bar_rows(profile: Profile, units: Units) -> list[BarRow]:
 
 
 def picture(profile: Profile, units: Units) -> dict[str, Any]:
-    """What the page needs of the picture: its rows, what its colours mean, and what is hatched where something is."""
+    """The picture for the page's template: rows, legends, and the error from which bars are hatched, "" if none is."""
     rows = bar_rows(profile, units)
     unsure = any(bar.unsure for row in rows for line in row.times for bar in line)
     keys = [(TABLE[kind].colour, f"{kind} {TABLE[kind].words}") for kind in TIMED[:4]]
@@ -162,7 +161,7 @@ def picture(profile: Profile, units: Units) -> dict[str, Any]:
 
 
 def further_rows(profile: Profile, units: Units) -> list[list[tuple[str, ...]]]:
-    """The tables of what not every profile has."""
+    """The tables of what only some profiles have: slices, links, copies, a vocabulary."""
     tables = (rows(profile, units) for rows in (slice_rows, pair_rows, copy_rows, vocabulary_rows))
     return [rows for rows in tables if len(rows) > 1]
 
@@ -213,8 +212,8 @@ def ratio_line(profile: Profile) -> str:
 
 
 def pair_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a pair of neighbours: how much longer the largest message takes while one goes the other way, and
-    a fixed piece of work beside both."""
+    """A header and a row for each pair of neighbouring ranks: latency, bandwidth, how many times as long the largest message
+    takes while another goes the other way, and how many times as long compute work takes beside both."""
     rows: list[tuple[str, ...]] = [("ranks", f"latency {units.time}", "GB/s", "both ways at once", "work beside messages")]
     pairs = profile.facts.get("links")
     known = {"ranks", "latency", "bytes_per_us", "both_ways", "work_beside"}
@@ -226,8 +225,8 @@ def pair_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 
 
 def copy_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a size of host↔device copies that was measured: time to the device and back, alone and beside
-    compute."""
+    """A header and a row for each measured size of host↔device copies: times to the device and to the host, with idle and
+    with busy compute."""
     rows: list[tuple[str, ...]] = [
         ("copy", f"to device {units.time}", "beside compute", f"to host {units.time}", "beside compute")
     ]
@@ -239,8 +238,8 @@ def copy_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 
 
 def vocabulary_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a number of ranks over which the vocabulary may be sharded: times of S and T with one barrier
-    and with two, what S keeps for T, parameters of a shard."""
+    """A header and a row for each number of ranks that the vocabulary may be sharded over: times of S and T with one barrier
+    and with two, bytes that S keeps for T, parameter bytes of a shard."""
     heads = (f"{what} {units.time}" for what in ("S", "T", "two barriers: S", "T"))
     rows: list[tuple[str, ...]] = [("vocabulary over", *heads, f"until T {units.size}", f"parameters {units.size}")]
     for row in () if profile.vocabulary is None else profile.vocabulary.shards:
@@ -250,17 +249,15 @@ def vocabulary_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 
 
 def slice_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row a kind of layer whose slices were timed: times of the first and the last, by the line through those
-    that were, and how far these lie from it at the most; attention of a whole sequence, and its keys and values."""
-    facts = profile.facts.get("slices")
-    lengths = facts.get("lengths") if isinstance(facts, dict) else None
-    if not isinstance(facts, dict) or not lengths:
+    """A header and a row for each layer whose slices were timed: times of the first and the last slice by the fitted line,
+    and the largest error of that line; the whole sequence's attention, and its keys and values."""
+    if (timed := timed_slices(profile)) is None:
         return [()]
-    cuts = cuts_of([float(length) for length in lengths], profile.layers)
+    cuts, errors = timed
     heads = (f"{what} {units.time}" for what in (*TIMED[:4], "attention F", "B"))
-    rows: list[tuple[str, ...]] = [(f"in {len(lengths)} slices", *heads, f"keys and values {units.size}")]
+    rows: list[tuple[str, ...]] = [(f"in {len(cuts) - 1} slices", *heads, f"keys and values {units.size}")]
     for layer in profile.layers:
-        if layer.name in (errors := facts.get("line_errors", {})):
+        if layer.name in errors:
             times = ((slice_times([layer], kind, cuts), errors[layer.name][kind]) for kind in TIMED[:4])
             cells = (f"{units.of_time(row[0])} … {units.of_time(row[-1])} ±{error:.0%}" for row, error in times)
             attention = map(units.of_time, (layer.attention_F, layer.attention_B))
@@ -269,24 +266,21 @@ def slice_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 
 
 def overheads_line(profile: Profile) -> str:
-    """What the slices that were timed take beside the whole sequence, and where what each takes whatever its length makes
-    most of that, what helps; "" where none were timed."""
-    facts = profile.facts.get("slices")
-    lengths = facts.get("lengths") if isinstance(facts, dict) else None
-    if not lengths:
-        return ""
-    extra = overheads(profile.layers, cuts_of([float(length) for length in lengths], profile.layers))
-    if extra is None:
+    """The time of the measured slices relative to the whole sequence, and how much of it is their constant cost, with advice
+    if that dominates; "" if no slices were timed."""
+    timed = timed_slices(profile)
+    extra = None if timed is None else overheads(profile.layers, timed[0])
+    if timed is None or extra is None:
         return ""
     dominate = ": these overheads dominate, fewer slices or longer sequences have less" if extra.share >= DOMINATING else ""
     return (
-        f"a sequence takes {extra.ratio:.2f} times as long in {len(lengths)} slices as whole (F and BW of all layers); "
+        f"a sequence takes {extra.ratio:.2f} times as long in {len(timed[0]) - 1} slices as whole (F and BW of all layers); "
         f"{extra.share:.0%} of that is what each slice takes whatever its length{dominate}"
     )
 
 
 def _runs(profile: Profile) -> list[tuple[str, Layer]]:
-    """Neighbours that differ in nothing but their names as one: their names, and the first of them."""
+    """Groups of neighbouring layers that are equal but for their names: (names, first layer)."""
     groups = groupby(profile.layers, key=lambda layer: replace(layer, name=""))
     return [(_names(first, [first, *others][-1]), first) for _, (first, *others) in groups]
 

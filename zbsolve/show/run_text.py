@@ -1,4 +1,4 @@
-"""Runs in words: what ran, what stages took, what stalled, what the step could be, what changed since a profile."""
+"""Measured runs in words: what ran, times of stages, stalls, how short the step could be, changes since a profile."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..trace import Trace
 from ..util.statistics import quartiles
 from ..util.text import aligned, exact_time, format_bytes, format_gap, format_time, printable
 
-MAX_STALLS = 5  # that are told
-NOTABLE_ERROR = 0.02  # of a step, of which nothing is told
-MAX_STAGES = 32  # that have a line each
+MAX_STALLS = 5  # stalls that are shown
+NOTABLE_ERROR = 0.02  # of a step: smaller errors of the replay are not mentioned
+MAX_STAGES = 32  # stages with a row in the table
 
 
 def _stalls(trace: Trace, stalls: tuple[Stall, ...]) -> Iterator[str]:
@@ -39,9 +39,9 @@ def _stalls(trace: Trace, stalls: tuple[Stall, ...]) -> Iterator[str]:
 
 
 def _messages_and_lengths(trace: Trace) -> Iterator[str]:
-    """A line where the run showed that messages hold their sender up: how long ranks stood idle behind such passes. One
-    where microbatches differ in length: how far one factor each explains it. And one where steps replay notably shorter or
-    longer with their own times: then there is more in them than is told."""
+    """Up to three lines. Where sends blocked their rank: the idle time after passes that send, and after others. Where
+    microbatches differ in length: how well one factor for each explains the times. Where the replay of steps (see
+    `Trace.replayed`) is notably shorter or longer than measured: by how much."""
     gaps, factors, off = trace.facts.get("blocking"), trace.facts.get("microbatch_factors"), trace.replay_error()
     if isinstance(gaps, dict):
         sending, silent, message = (format_time(gaps[name]) for name in ("sending", "silent", "message"))
@@ -61,8 +61,8 @@ def _messages_and_lengths(trace: Trace) -> Iterator[str]:
 
 
 def stage_times(trace: Trace) -> list[dict[str, Any]]:
-    """Of each stage: its ranks; of each of its kinds of compute pass the median and the quartiles over all microbatches and
-    steps, µs; and the message to the next stage, as the problem has it (None behind the last, and within a rank)."""
+    """For each stage: its ranks; for each kind of compute pass the median and the quartiles over all microbatches and steps,
+    µs; and the problem's time of the message to the next stage (None for the last stage, and within a rank)."""
     problem = trace.problem
     p, e = problem.passes, problem.edges
     times = trace.computed()
@@ -78,7 +78,7 @@ def stage_times(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _stages(trace: Trace) -> list[str]:
-    """A table of what stages took: medians, and half of what lies between the quartiles as a share of them."""
+    """A table of stages' times: medians, and half of the interquartile range relative to the median."""
     times = stage_times(trace)
     kinds = [kind for kind in KINDS if any(kind in row["passes"] for row in times)]
     rows = [("stage", "rank", *(f"{kind}, ms" for kind in kinds), "message, ms")]
@@ -99,8 +99,8 @@ def _spread(passes: dict[str, Any] | None) -> str:
 
 
 def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
-    """All that is told of a run: what ran (format, ranks, placement, steps), what was left out, what stages took, what
-    messages and lengths do, what stalled."""
+    """The report of a run: what ran (format, ranks, placement, steps), what was left out, the times of stages, the effect of
+    messages and of microbatches' lengths, and stalls."""
     problem, facts = trace.problem, trace.facts
     routes = problem.model_routes
     placement = describe(routes[0]) if len(routes) == 1 else "several routes"
@@ -115,7 +115,7 @@ def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
 
 
 def today_line(today: Today) -> str:
-    """The answer, one line."""
+    """One line: the measured step, the best schedule in the same memory, and what balanced stages would save."""
     text = f"today's step takes {format_time(today.measured)}, of which bubble {today.bubble:.1%}"
     lengths = "" if today.alike else ", microbatches as long as in this one"
     text += f" (its order by the medians of all steps{lengths}: {format_time(today.replayed)})"
@@ -182,7 +182,7 @@ def drift_as_text(changes: Drift) -> str:
 
 
 def _cell(change: Change) -> str:
-    """`+3.1%*`; a blank in place of the mark, so that numbers stand under each other."""
+    """`+3.1%*`; without a mark a blank, so that numbers are aligned."""
     share = "new" if change.change is None else f"{change.change:+.1%}"
     mark = " " if not change.layer and change.what != "link" else {True: "*", False: " ", None: "?"}[change.beyond]
     return f"{share}{mark}"

@@ -1,4 +1,4 @@
-"""Schedules side by side: what each takes and holds, where its time goes, and how its order differs from the first one's."""
+"""Compares schedules of the same work: step time, memory, where the time goes, and how the order differs from the first."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..util.text import first_difference, format_times
 if TYPE_CHECKING:
     from ..noise import UnderNoise
 
-PARTS = ("S", "FQ")  # kinds that have a part of F or of a backward
+PARTS = ("S", "FQ")  # kinds that do a part of the work of F or of a backward
 BACKWARDS = ("B", "W", "BW")
 
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """One rank's share of a step, µs; the parts add up to the step's value.
+    """How one rank spends a step, µs; the parts add up to the step's value.
 
     work: its compute passes. warm_up: idle until its first backward starts, from the step's start. cool_down: idle after its
     last forward has ended, until the step's end. steady: idle between the two.
@@ -37,8 +37,8 @@ class TimeShares:
 
 @dataclass(frozen=True, slots=True)
 class OrderDifference:
-    """How an order differs from the first schedule's. `moved`: passes that follow another pass on their rank than there.
-    `first`: (rank, place, pass there, pass here), for each rank the first place where the two differ."""
+    """How an order differs from the first schedule's. moved: the number of passes that follow another pass on their rank
+    than in the first schedule. first: for each rank the first difference: (rank, place, its pass, this schedule's pass)."""
 
     moved: int
     first: tuple[tuple[int, int, str, str], ...]
@@ -48,10 +48,10 @@ class OrderDifference:
 class ComparedSchedule:
     """One schedule of a comparison.
 
-    value: of its problem's objective, µs. bubble: the share of that in which the busiest rank does nothing. peaks: bytes of
-    activations a rank. ratio: value over the first schedule's. shares: where each rank's time goes. difference: None for the
-    first one, and for a schedule of other passes. other_times: in words, where its times are not the first schedule's, so
-    that the ratio is not of its order alone; or "".
+    value: makespan or span (the problem's objective), µs. bubble: the share of it in which the busiest rank is idle. peaks:
+    activation bytes of each rank. ratio: value over the first schedule's. shares: how each rank spends the step. difference:
+    None for the first schedule, and for one with other passes. other_times: a sentence if passes have other times than in
+    the first schedule, so that the ratio is not due to the order alone; otherwise "".
     """
 
     name: str
@@ -66,7 +66,7 @@ class ComparedSchedule:
 
     @property
     def certificate(self) -> Certificate | None:
-        """What is proven about it; None: nothing is."""
+        """The schedule's certificate; None: nothing is proven."""
         return self.schedule.certificate
 
     @property
@@ -86,9 +86,9 @@ class ComparedSchedule:
 
 @dataclass(frozen=True)
 class ScheduleComparison:
-    """Schedules of the same work in the order in which they were named, the first is the one that others are held against;
-    `absent`: (name, why) of those that cannot be. `objective`: "makespan" or "span". `noise`: what they take where times
-    vary, where that was asked."""
+    """Schedules of the same work, in the order in which they were given; the others are compared with the first. absent:
+    (name, why) of those that are impossible. objective: "makespan" or "span". noise: step times where times of passes vary;
+    None: not asked for."""
 
     rows: tuple[ComparedSchedule, ...]
     absent: tuple[tuple[str, str], ...]
@@ -97,11 +97,11 @@ class ScheduleComparison:
 
     @property
     def best(self) -> ComparedSchedule:
-        """The one with the least value, the first of equals."""
+        """The schedule with the least value, the first of several."""
         return min(self.rows, key=lambda row: row.value)
 
     def to_json(self) -> dict[str, Any]:
-        """All rows, and those that cannot be with their reason."""
+        """All rows, and the impossible schedules with their reasons."""
         absent = [{"name": name, "why": why} for name, why in self.absent]
         rows = [row.to_json() for row in self.rows]
         noise = {} if self.noise is None else {"under_noise": self.noise.to_json()}
@@ -109,13 +109,13 @@ class ScheduleComparison:
 
 
 def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tuple[str, str]] = ()) -> ScheduleComparison:
-    """Schedules side by side, each held against the first one.
+    """Compare schedules with the first one.
 
-    named: names with their schedules. Their problems may differ in placement and backward, but not in ranks, microbatches,
-        layers or objective: a schedule that does goes to the absent.
-    absent: further names, each with the reason why it has no schedule.
+    named: (name, schedule). Their problems may differ in placement and backward, but not in ranks, microbatches, layers or
+        objective: such a schedule is put into `absent`.
+    absent: (name, why) of further schedules, which do not exist.
 
-    Raises BadInput where none is left.
+    Raises BadInput if `named` is empty.
     """
     if not named:
         raise BadInput("compare: " + "; ".join(f"{name}: {why}" for name, why in absent))
@@ -130,8 +130,8 @@ def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tu
 
 
 def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...]:
-    """The rows with the highest bound that any schedule of the same problem proves. A row that is shorter keeps its own: a
-    bound is for lanes in table order, and its lanes may run otherwise."""
+    """The rows with the highest bound that was proven with any schedule of the same problem. A row that is shorter than it
+    keeps its own: the bound is for lanes in the table's order, and the row's order may differ from that."""
     highest: dict[str, Certificate] = {}
     for row in rows:
         if row.certificate is not None:
@@ -189,7 +189,7 @@ def time_shares(schedule: Schedule, rank: int) -> TimeShares:
 
 
 def _difference(first: Schedule, schedule: Schedule) -> OrderDifference | None:
-    """None where it is the first one itself, or has other passes."""
+    """How the order differs from the first one's; None for the first schedule itself, and for one with other passes."""
     if schedule is first or sorted(first.problem.names) != sorted(schedule.problem.names):
         return None
     before = _followed(first)
@@ -202,10 +202,10 @@ def _difference(first: Schedule, schedule: Schedule) -> OrderDifference | None:
 
 
 def other_times(first: Problem, problem: Problem) -> str:
-    """In words, where two problems of the same work have other times; "" where none are seen.
+    """A sentence on how the times of two problems of the same work differ; "" if no difference is found.
 
-    Of the same passes of the same layers each time counts. Else what all layers take together is held against each other, a
-    kind at a time, where both have all of it: then rounding alone differs.
+    With the same passes and the same layers, each pass and each message is compared. Otherwise the sum over all passes of a
+    kind, for kinds that do the same work in both problems; these sums may differ by rounding.
     """
     if problem is first:
         return ""
@@ -214,7 +214,7 @@ def other_times(first: Problem, problem: Problem) -> str:
     if any((kind in first.passes.kinds) != (kind in problem.passes.kinds) for kind in PARTS):
         return ""
     kinds = set(first.passes.kinds)
-    whole = first.passes.kinds == problem.passes.kinds and not {"B", "BW"} <= kinds  # else each has another part
+    whole = first.passes.kinds == problem.passes.kinds and not {"B", "BW"} <= kinds  # otherwise kinds do different work
     for kind in ("F", *(BACKWARDS if whole else ())):
         rows = first.rows(kind), problem.rows(kind)
         there, here = (
@@ -227,7 +227,7 @@ def other_times(first: Problem, problem: Problem) -> str:
 
 
 def _one_by_one(first: Problem, problem: Problem) -> str:
-    """The first pass or message that takes another time in one of two problems with the same passes; or ""."""
+    """A sentence on the first pass, or message, with another time in two problems with the same passes; or ""."""
     other = np.flatnonzero(first.passes.duration != problem.passes.duration)
     if len(other):
         i = int(other[0])
@@ -248,6 +248,6 @@ def _lags(problem: Problem) -> dict[tuple[int, int], int]:
 
 
 def _followed(schedule: Schedule) -> dict[str, str | None]:
-    """Pass → the pass before it on its compute stream, None for the first one."""
+    """Name of a pass → name of the pass before it on its compute stream; None for the first pass."""
     streams = [names for stream, names in schedule.order.items() if stream.startswith("compute:")]
     return {b: a for names in streams for a, b in pairwise((None, *names)) if b is not None}

@@ -1,4 +1,4 @@
-"""Schedules side by side: as text, as a page, as files."""
+"""A comparison of schedules (see `schedule_comparison`) as text, as a page, and in files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ..noise import UnderNoise
 
 MAX_DIFFERENCES = 4  # ranks whose first difference is shown
-MAX_PEAKS = 16  # ranks whose peaks are shown one by one
-MAX_PARTS = 3  # of critical paths that are shown
-MAX_PLACEMENT = 12  # letters of a placement that a table has room for
-PICTURE_WIDTH = 1000.0  # pixels; wider ones have letters that are too small on a sheet of paper
+MAX_PEAKS = 16  # of more ranks only the largest and the smallest peak are shown
+MAX_PARTS = 3  # parts of critical paths that are shown
+MAX_PLACEMENT = 12  # letters; longer placements are shown by their number of stages
+PICTURE_WIDTH = 1000.0  # pixels; in a wider picture the text would be too small on paper
 PICTURES = (".html", *STILL)  # endings
 
 Show = Callable[[float], str]
@@ -32,8 +32,8 @@ Rows = list[tuple[str, ...]]
 
 
 def schedules_as_text(comparison: ScheduleComparison) -> str:
-    """Tables: what each takes, proves and holds; where the busiest rank's time goes; then what differs, and which cannot be
-    with their reasons."""
+    """Tables of values, of the busiest rank's time and of memory; then the differences in order, the impossible schedules
+    with their reasons, and which schedule is best."""
     tables = [[*([title] if title else []), *aligned(rows, (0, 1))] for title, rows in comparison_tables(comparison)]
     lines = change_lines(comparison), absent_lines(comparison), [verdict_line(comparison)]
     parts = [[*source_lines(comparison), *tables[0]], *tables[1:], *lines]
@@ -41,8 +41,8 @@ def schedules_as_text(comparison: ScheduleComparison) -> str:
 
 
 def comparison_tables(c: ScheduleComparison) -> list[tuple[str, Rows]]:
-    """Each with its title and its header: what schedules take, where their time goes, and what their ranks hold; all times
-    in one unit. The first one has no title."""
+    """(title, rows) of each table, header first: values and bounds (without title), the busiest rank's time, memory, and
+    step times under noise. All times have the same unit."""
     unit, show = time_unit(max(row.value for row in c.rows))
     tables = [("", _values(c, unit, show)), (f"where the busiest rank's time goes, {unit}", _shares(c, show))]
     if any(max(row.peaks) for row in c.rows):
@@ -51,7 +51,7 @@ def comparison_tables(c: ScheduleComparison) -> list[tuple[str, Rows]]:
 
 
 def source_lines(c: ScheduleComparison) -> list[str]:
-    """Where times come from, where they were not measured or differ; and where the times themselves differ."""
+    """Lines on the source of the times, if they were not measured or sources differ; and on schedules with other times."""
     first, sources = printable(c.rows[0].name), {row.schedule.problem.source for row in c.rows}
     lines = [f"times of {printable(row.name)}: {printable(row.schedule.problem.source or 'given')}" for row in c.rows]
     if len(sources) == 1:
@@ -79,7 +79,7 @@ def _values(c: ScheduleComparison, unit: str, show: Show) -> Rows:
 
 
 def _placement(row: ComparedSchedule, most: int) -> str:
-    """The placement as one writes it; one of more than `most` letters by its number of stages."""
+    """The placement as options name it, or its number of stages if that has more than `most` letters."""
     name = placed(row.schedule.problem)["placement"] or ""
     return name if 0 < len(name) <= most else f"{row.schedule.problem.stages} stages"
 
@@ -94,7 +94,7 @@ def _shares(c: ScheduleComparison, show: Show) -> Rows:
 
 
 def _peaks(c: ScheduleComparison) -> Rows:
-    """All ranks' peaks; of many ranks the largest and the smallest."""
+    """The peaks of all ranks, or of many ranks the largest and the smallest."""
     rows: Rows = [("schedule", "rank by rank")]
     for row in c.rows:
         unit, shown = in_one_unit(row.peaks)
@@ -104,13 +104,13 @@ def _peaks(c: ScheduleComparison) -> Rows:
 
 
 def change_lines(c: ScheduleComparison) -> list[str]:
-    """What has to change to come from the first schedule to each other one, a line each."""
+    """A line for each other schedule: how it differs from the first one."""
     first = c.rows[0]
     return [f"{printable(row.name)} against {printable(first.name)}: {_change(first, row)}" for row in c.rows[1:]]
 
 
 def _change(first: ComparedSchedule, row: ComparedSchedule) -> str:
-    """Of other passes what makes them so, of the same ones how their order differs."""
+    """How two schedules differ: in their order if they have the same passes, otherwise in placement, kinds or layers."""
     if row.difference is not None:
         return _difference(row.difference)
     there, here = (
@@ -126,13 +126,13 @@ def _change(first: ComparedSchedule, row: ComparedSchedule) -> str:
 
 
 def absent_lines(c: ScheduleComparison) -> list[str]:
-    """What cannot be, with the reasons."""
+    """A line for each impossible schedule, with the reason."""
     return [f"{printable(name)}: cannot be: {printable(why)}" for name, why in c.absent]
 
 
 def _noise(under_noise: UnderNoise) -> tuple[str, Rows]:
-    """What schedules take where times vary, each with its bound, the rank that critical paths are on most, and
-    the passes by kind and stage."""
+    """Step times where times of passes vary, with bounds; and the rank, and the kinds and stages of passes, that are most
+    often on the critical path."""
     from ..noise import SHARES
 
     first = next(iter(under_noise.spreads.values()))
@@ -161,7 +161,7 @@ def _difference(order: OrderDifference) -> str:
 
 
 def verdict_line(c: ScheduleComparison) -> str:
-    """Which is best, by how much, and how much better one could be."""
+    """The shortest schedule, its difference to the first one, and how much shorter another order could be."""
     first, best = c.rows[0], c.best
     if best is first:
         text = f"{printable(first.name)} is the shortest of them"
@@ -178,7 +178,7 @@ def verdict_line(c: ScheduleComparison) -> str:
 
 
 def save_comparison(comparison: ScheduleComparison, path: str | os.PathLike[str], doubts: Sequence[str] = ()) -> None:
-    """Write the page, or a picture of all on one axis of time, by the ending. Raises BadInput for another."""
+    """Write the comparison as a page (`.html`) or as a picture. Raises BadInput for other endings."""
     if checked_ending(path, PICTURES) == ".html":
         write_text(path, comparison_as_page(comparison, doubts))
     else:
@@ -186,7 +186,7 @@ def save_comparison(comparison: ScheduleComparison, path: str | os.PathLike[str]
 
 
 def comparison_as_page(comparison: ScheduleComparison, doubts: Sequence[str] = ()) -> str:
-    """The page as text; it loads nothing. doubts: what a reader must know of its numbers."""
+    """The page as text; it loads no other file. doubts: warnings about its numbers."""
     c = comparison
     named = [(row.name, row.schedule) for row in c.rows]
     changes = change_lines(c)
@@ -205,7 +205,7 @@ def comparison_as_page(comparison: ScheduleComparison, doubts: Sequence[str] = (
 
 
 def _figures(c: ScheduleComparison) -> list[tuple[str, str, str]]:
-    """What stands large at the top: (label, value, note) of the first, and of the best where that is another."""
+    """The key figures at the top, (label, value, note): the first schedule, the best one, and its proven bound."""
     unit, show = time_unit(max(row.value for row in c.rows))
     shown = []
     for row in c.rows[:1] if c.best is c.rows[0] else (c.rows[0], c.best):

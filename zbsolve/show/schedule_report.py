@@ -1,5 +1,5 @@
-"""A schedule as one HTML page: a chart to zoom into, memory under it, the certificate, and a run if there is one. And in the
-terminal: a row a stream, scaled to the width, with peak memory, bubble and certificate."""
+"""A schedule as one HTML page: a chart to zoom into, memory below it, the certificate, and a measured run if given. And as
+text for the terminal: a row for each stream, with peak memory, bubble and certificate."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .pages import packed, render
 from .sentences import certificate_lines, headline, pool_lines, value_line, without_notes
 from .tracks import Track, brightness, cell_kinds, chunk_numbers, letters, levels, shades, tracks_of
 
-TENTHS = 10  # measured times are kept to a tenth of a µs; predicted ones are whole
+TENTHS = 10  # units of a µs in measured columns; predicted times are whole µs
 
 
 def schedule_as_page(schedule: Schedule, trace: Trace | None = None, title: str | None = None) -> str:
-    """The page as text; it loads nothing. With a `trace` its median step is drawn under the prediction, on one axis.
+    """The page as text; it loads no other file. With a `trace` its median step is drawn below the prediction, on one axis.
 
-    Raises BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
+    Raises BadInput for a trace of another schedule, Deadlock for a schedule that deadlocks.
     """
     comparison = None if trace is None else compare(schedule, trace)
     return render(
@@ -41,7 +41,7 @@ def schedule_as_page(schedule: Schedule, trace: Trace | None = None, title: str 
 
 
 def _sentences(schedule: Schedule, comparison: Comparison | None) -> list[str]:
-    """The page in words, for readers who do not see the chart."""
+    """The chart's content in sentences, for readers who cannot see it."""
     lines = [headline(schedule), value_line(schedule), *pool_lines(schedule), *certificate_lines(schedule)]
     if comparison is not None:
         lines.append(
@@ -52,7 +52,7 @@ def _sentences(schedule: Schedule, comparison: Comparison | None) -> list[str]:
 
 
 def _figures(schedule: Schedule, comparison: Comparison | None) -> list[tuple[str, str, str]]:
-    """What stands large at the top: (label, value, note)."""
+    """The key figures at the top: (label, value, note)."""
     timeline, certificate, problem = schedule.timeline(), schedule.certificate, schedule.problem
     figures = [(problem.objective, format_time(timeline.value), "predicted")]
     if comparison is not None:
@@ -60,7 +60,7 @@ def _figures(schedule: Schedule, comparison: Comparison | None) -> list[tuple[st
         figures.append((problem.objective, format_time(comparison.measured), f"measured, {share}"))
     figures.append(("bubble", f"{timeline.bubble_rate:.2%}", f"work {format_time(problem.work)}"))
     if certificate is not None:
-        if certificate.objective != problem.objective:  # of the step that this is a part of
+        if certificate.objective != problem.objective:  # of the whole step, if the schedule is a part of one
             figures.append((certificate.objective, format_time(certificate.value), "predicted"))
         what, more = ("proven bound", "") if certificate.checked else ("bound", ", as a file says")
         gap = "optimal" if certificate.status == "optimal" else f"{certificate.gap:.2%} gap"
@@ -135,14 +135,14 @@ def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None
 
 
 def _run(name: str, timeline: Timeline, value: float, scale: int) -> dict[str, Any]:
-    """One timeline's words. scale: units of its columns in a µs."""
+    """Name, value and peaks of one timeline. scale: units of its columns in a µs."""
     counted = "counted after passes" if timeline.held is not None else name if name == "predicted" else NOT_COUNTED
     return {"name": name, "value": value, "scale": scale, "peaks": list(timeline.peak_bytes), "memory": counted}
 
 
 def _times(timeline: Timeline, run: int, scale: int, ready: NDArray[Any] | None = None) -> dict[str, Ints]:
-    """One timeline's columns, named by its number: start and length of each pass since the first start, in `scale` units a
-    µs; when it had its inputs, where that was measured; its turn, where passes without length need one; bytes counted."""
+    """One timeline's columns; their names end in `run`. start, length: of each pass, since the first start, in `scale` units
+    a µs; ready: when it had its inputs; turn: its place in the order, if passes have length 0; held: counted bytes."""
     origin = float(timeline.start.min())
 
     def since(times: NDArray[Any]) -> Ints:
@@ -163,14 +163,14 @@ def _times(timeline: Timeline, run: int, scale: int, ready: NDArray[Any] | None 
 
 
 IDLE = "·"
-TERMINAL_LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in the 256 colours of terminals
+TERMINAL_LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in a terminal's 256 colours
 
 
 def schedule_as_text(schedule: Schedule, trace: Trace | None = None, width: int = 100, colour: bool = False) -> str:
-    """The picture as text of at most `width` columns (at least 40) and the sentences under it.
+    """The chart as text of at most `width` columns (at least 40), and sentences below it.
 
-    With a `trace` every stream has a second row, its median step. `colour`: ANSI colours, else plain letters. Raises
-    BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
+    With a `trace` every stream has a second row, from its median step. colour: use ANSI colours. Raises BadInput for a trace
+    of another schedule, Deadlock for a schedule that deadlocks.
     """
     predicted = schedule.timeline()
     runs = [("", predicted)]
@@ -206,7 +206,7 @@ def _label(track: Track, run: str) -> str:
 
 
 def _memory(schedule: Schedule, track: Track, timeline: Timeline) -> str:
-    """Peak memory beside the first row of a rank."""
+    """Peak memory and capacity of a rank, for its first track; "" for the others."""
     if not track.first or not schedule.problem.edges.bytes.any():
         return ""
     peak, capacity = timeline.peak_bytes[track.rank], schedule.problem.capacity
@@ -214,9 +214,9 @@ def _memory(schedule: Schedule, track: Track, timeline: Timeline) -> str:
 
 
 class Painter:
-    """Draws one row at a time. Labels such as `F12` where nearly all of them fit their pass, else a letter a cell.
+    """Draws one row at a time: with labels such as `F12` if nearly all fit into their passes, otherwise a letter a cell.
 
-    columns: cells of a row. cell: µs that a cell stands for. colour: ANSI colours, else plain letters.
+    columns: cells of a row. cell: µs of a cell. colour: use ANSI colours.
     """
 
     def __init__(self, schedule: Schedule, columns: int, cell: float, colour: bool) -> None:
@@ -232,7 +232,7 @@ class Painter:
         self.labelled = bool(fitting[room > 0].mean() >= 0.95) if (room > 0).any() else False
 
     def row(self, track: Track, timeline: Timeline, begin: float) -> str:
-        """One stream's cells; `begin`: µs at which the first one starts."""
+        """One stream's cells. begin: the start of the first cell, µs."""
         text, kinds = self._labels(track, timeline, begin) if self.labelled else self._letters(track, timeline, begin)
         if not self.colour:
             return "".join(text)
@@ -244,7 +244,7 @@ class Painter:
     def _letters(self, track: Track, timeline: Timeline, begin: float) -> tuple[list[str], list[int]]:
         edges = begin + self.cell * np.arange(self.columns + 1)
         kinds = cell_kinds(timeline, track.rows, edges).tolist()
-        # In colour the letter stands once, where a run of its kind begins.
+        # In colour, only the first of neighbouring cells of a kind has the letter.
         again = [self.colour and i > 0 and kinds[i - 1] == kind for i, kind in enumerate(kinds)]
         idle, pairs = " " if self.colour else IDLE, zip(kinds, again, strict=True)
         return [idle if kind < 0 else " " if skip else self.letter[KINDS[kind]] for kind, skip in pairs], kinds
@@ -262,7 +262,7 @@ class Painter:
         return text, kinds
 
     def legend(self) -> str:
-        """What letters and colours mean."""
+        """The meaning of letters and colours."""
         parts = [
             (_painted(f" {letter} ", kind) if self.colour else letter) + f" {TABLE[kind].words}"
             for kind, letter in self.letter.items()

@@ -1,4 +1,4 @@
-"""Sentences about schedules: what one is of, what it takes, what is proven about it; what offload can hide."""
+"""Sentences about schedules: size, placement, step time, what is proven; and how much of offload's copies can be hidden."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from ..features.offload import copy_ratio
 from ..ilp.bounds.bound import IN_ORDER
 from ..placement import describe
 from ..problem import Problem
@@ -17,8 +18,8 @@ from ..util.text import exact_time, format_bytes, format_times, printable
 
 
 def headline(schedule: Schedule, of_all: bool = False) -> str:
-    """One line: ranks, stages, microbatches, passes, and where the times come from. of_all: of all schedules that do the
-    same work, in other stages and passes."""
+    """One line: ranks, stages, microbatches, passes, and the source of the times. of_all: without stages and passes, which
+    differ between schedules of the same work."""
     problem = schedule.problem
     stages, passes = (problem.stages, "stage", "s"), (len(problem.passes), "pass", "es")
     counts = [(problem.ranks, "rank", "s"), (problem.microbatches, "microbatch", "es")]
@@ -28,8 +29,8 @@ def headline(schedule: Schedule, of_all: bool = False) -> str:
 
 
 def placed(problem: Problem) -> dict[str, Any]:
-    """The placement as one writes it, None where a stage's microbatches follow no route; the stages, and how many of them
-    each rank has."""
+    """`placement` as options name it (None: microbatches follow no route), the number of `stages`, and `stages_a_rank`: for
+    each rank, how many stages it has."""
     try:
         placement = "/".join(map(describe, problem.model_routes))
     except BadInput:
@@ -49,7 +50,7 @@ def placement_line(problem: Problem) -> str:
 
 
 def without_notes(line: str) -> str:
-    """A headline without what stands in brackets within its brackets: where estimates come from fills lines."""
+    """A headline without nested brackets: they say how times were estimated, which takes several lines."""
     inner = re.compile(r" \([^()]*\)(?=[^()]*\))")
     while (shorter := inner.sub("", line)) != line:
         line = shorter
@@ -66,7 +67,7 @@ def value_line(schedule: Schedule) -> str:
 
 
 def pool_lines(schedule: Schedule) -> list[str]:
-    """A line a pool beside the devices (a node's host memory): what it holds at most, of what it has."""
+    """A line for each memory pool that is no device's, such as a node's host memory: its peak and its capacity."""
     pools = schedule.problem.pools
     peaks = schedule.timeline().pool_peaks if pools else ()
     limits = ["" if pool.capacity is None else f" of {format_bytes(pool.capacity)}" for pool in pools]
@@ -75,7 +76,7 @@ def pool_lines(schedule: Schedule) -> list[str]:
 
 
 def verdict(certificate: Certificate) -> str:
-    """The value and what is proven about it, in words that need no table: `makespan 935.373 ms: optimal: …`."""
+    """The value and what is proven about it, in one sentence: `makespan 935.373 ms, proven optimal: …`."""
     value = f"{certificate.objective} {exact_time(certificate.value)}"
     order = "no order of these passes" + (" by microbatch" if certificate.proof.endswith(IN_ORDER) else "")
     if not certificate.checked:
@@ -83,7 +84,7 @@ def verdict(certificate: Certificate) -> str:
     if certificate.status == "optimal":
         return f"{value}, proven optimal: {order} takes less"
     bound, gap = exact_time(certificate.bound), certificate.gap
-    share = "less than 0.01%" if 0 < gap < 0.0001 else f"{gap:.2%}"  # never 0 where something is left
+    share = "less than 0.01%" if 0 < gap < 0.0001 else f"{gap:.2%}"  # "0.00%" would claim that the gap is closed
     return f"{value}, not proven optimal: {order} takes less than {bound}, so another saves {share} at most"
 
 
@@ -93,7 +94,7 @@ def proof_line(certificate: Certificate) -> str:
 
 
 def certificate_lines(schedule: Schedule) -> list[str]:
-    """What is proven about the schedule, and how; one line saying so where nothing is."""
+    """What is proven about the schedule, and how; without a certificate, a line that nothing is."""
     c = schedule.certificate
     if c is None:
         return ["no certificate comes with this (a trace keeps none): nothing is proven here"]
@@ -103,8 +104,8 @@ def certificate_lines(schedule: Schedule) -> list[str]:
 
 
 def host_lines(profile: Profile, ranks: int | None) -> list[str]:
-    """Copies to host memory in a line, and what of the activations they can offload on so many ranks; none where the
-    profile knows no host link."""
+    """A line with the speed of copies to host memory, and one with how much offload they can hide on `ranks` ranks (None:
+    over all layers together). No lines where the profile has no host link."""
     host = profile.host
     if host is None:
         return []
@@ -113,17 +114,17 @@ def host_lines(profile: Profile, ranks: int | None) -> list[str]:
     room = "" if host.memory is None else f", into {format_bytes(host.memory)} a node"
     line = f"a copy to host memory takes {host.latency:.0f} µs and its bytes at {alone}, at {both} both ways at once{room}"
     if ranks is None:
-        profile = replace(profile, rank_factors=())  # which are of another number of ranks
+        profile = replace(profile, rank_factors=())  # they are for a certain number of ranks
     step = Step(ranks or min(max(1, host.shared_bus), len(profile.layers)), 1, partition="balanced")
-    ratio = step.copy_ratio(profile)
+    ratio = copy_ratio(step, profile)
     where = "of all layers together" if ranks is None else f"of {ranks} balanced stages"
     return [line, *([] if ratio is None else [copies_in_words(ratio, where)])]
 
 
 def copies_in_words(ratio: float, where: str) -> str:
-    """What k = T_offload / T_compute lets one offload beside computing (PipeOffload, arXiv 2503.01328): all up to 1, half
-    below 2. where: of which layers or stages; on stages that differ the busiest rank and copy stream count, so that k is
-    another than that of all layers together."""
+    """How much offload k = T_offload / T_compute can hide behind computing (PipeOffload, arXiv 2503.01328): all activations
+    if k ≤ 1, more than half if k < 2. where: the layers or stages that k is for. Where stages differ, the busiest rank and
+    the busiest copy stream count, so that k differs from that of all layers together."""
     k = f"offload: {where}, copies of all activations take k = {ratio:.2f} times as long as computing"
     if ratio <= 1:
         return f"{k}: all fits beside it"

@@ -1,5 +1,5 @@
-"""What is known of a solved step beside its schedule: 1F1B on the same ranks, bounds over all that was tried, what a fused
-backward, copies and attention of other ranks bring."""
+"""What `solve` reports of a step beside its schedule: 1F1B on the same ranks, bounds over all choices that were tried, and
+the effect of a fused backward, of copies to host memory and of the attention exchange."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from ..build.attention_costs import attending
 from ..features.attention_exchange import clipping_note
-from ..features.feature import AUTO, is_auto
-from ..features.offload import NO_OFFLOAD, is_none
+from ..features.feature import AUTO, is_auto, left_open
+from ..features.keeping import BOTH
+from ..features.offload import NO_OFFLOAD, copy_ratio, is_none
 from ..features.sharded_vocabulary import vocabularies, vocabulary_of
 from ..features.sizes import Batch, batch_of, numbers_of
 from ..ilp.bounds.any_choice import bound_over_orders, check_numbers
@@ -35,7 +36,7 @@ from ..util.errors import BadInput, Infeasible
 from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SIZES, SLICES, AttentionGain, Solved, WorkBeside
 
 Given = tuple[Profile, Step] | Problem
-SLIMPIPE = "slimpipe"  # whose order is held against itself without an exchange of attention
+SLIMPIPE = "slimpipe"  # the named schedule that is compared with and without the attention exchange
 
 
 def solved(
@@ -46,9 +47,9 @@ def solved(
     timed: bool = True,
     work: WorkBeside | None = None,
 ) -> Solved:
-    """All that `solve` says of a schedule of a profile's step, or of a problem. tried: what became of choices that were left
-    open. second: what the search for less memory, or for times that vary, came to. timed: whether seconds say how long it
-    took. work: what became of work beside the step of which something was left open."""
+    """All that `solve` reports of a schedule. given: the problem, or the profile and the step. tried: the choices that were
+    tried for options left open. second: the result of the search for less memory, or for times that vary. timed: report
+    seconds. work: the result of the search for work beside the step (see `features.work`), where something was open."""
     gain, work = _attention_gain(given, schedule.problem), work or _work_beside(schedule)
     noise = second if isinstance(second, LeastUnderNoise) else None
     peak = second if isinstance(second, LeastPeak) else None
@@ -56,17 +57,17 @@ def solved(
         return Solved(schedule, None, peak, timed, attention=gain, work=work, noise=noise)
     usual = None if work else usual_schedule(*given, schedule.problem.layers)
     profile, step = given
-    copies = None if is_none(step.offload) else _on_stages(step, step, schedule.problem).copy_ratio(profile)
+    copies = None if is_none(step.offload) else copy_ratio(_on_stages(step, step, schedule.problem), profile)
     saves = _fused_saves(profile, schedule)
     bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
     if schedule.every_split is not None:
         best = next(attempt.placement for attempt in tried if not attempt.why)
-        bounds[PARTITION] |= {best: schedule.every_split.bound}
+        bounds[PARTITION][best] = max(bounds[PARTITION].get(best, 0), schedule.every_split.bound)
     return Solved(schedule, usual, peak, timed, copies, saves, gain, tuple(tried), bounds, notes, work, noise)
 
 
 def _work_beside(schedule: Schedule) -> WorkBeside | None:
-    """The work of a schedule, and its order without that; None where it has none."""
+    """The schedule's step without its passes of the feature `work`, certified; None where there are no such passes."""
     problem, works = schedule.problem, schedule.problem.passes.that(feature=WORK)
     if not works.any():
         return None
@@ -75,15 +76,15 @@ def _work_beside(schedule: Schedule) -> WorkBeside | None:
 
 
 def _notes(profile: Profile, step: Step, problem: Problem, gain: AttentionGain | None) -> tuple[str, ...]:
-    """What is to be known of the profile's numbers in this step, a line each."""
+    """Notes on how reliable the profile's numbers are in this step, a line each."""
     fused = "BW" in problem.passes.kinds
     far = stage_errors_note(profile, problem.layers, fused) if problem.slices > 1 else ""
-    notes = (rounding_note(profile, problem.layers), step.group_note(profile), far, gain.note if gain else "")
+    notes = (rounding_note(profile, problem.layers), *step.notes(profile), far, gain.note if gain else "")
     return tuple(filter(None, notes))
 
 
 def _fused_saves(profile: Profile, schedule: Schedule) -> float:
-    """By which share one pass BW is shorter than B and W, where a profile has both and the schedule runs them apart."""
+    """The share by which BW is shorter than B and W together; 0 if the profile lacks one or the schedule has no W."""
     if "W" not in schedule.problem.passes.kinds:
         return 0.0
     apart, fused = (sum(us) for us in zip(*((c.B + c.W, c.BW) for c in profile.layers), strict=True))
@@ -91,8 +92,8 @@ def _fused_saves(profile: Profile, schedule: Schedule) -> float:
 
 
 def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
-    """What bounds hold for, and placement → µs, where partitions or what stages keep were tried: other bounds hold for
-    their own."""
+    """Bounds over all choices of an option that was left open: option → placement → µs. Certificates are bounds for one
+    choice only."""
     if step.slices == AUTO:
         return _bounds_of_slices(profile, step, tried)
     placed = dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers)
@@ -110,13 +111,13 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
     if step.partition == AUTO:
         places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(row, step.objective) for row in all_) for place, all_ in places.items()}}
-    if step.gathers != AUTO and (step.keeping_open or step.vocabulary == AUTO):
+    if step.gathers != AUTO and (left_open(step, BOTH) or step.vocabulary == AUTO):
         return {CHOICE: {place: _least_of_choices(profile, place, plain_step, tried) for place, plain_step in steps.items()}}
     return {}
 
 
 def _on_tried(place: str, step: Step, tried: Sequence[Tried]) -> dict[tuple[str, tuple[int, ...]], Step]:
-    """The step on the layers of stages that were tried on a placement, wherever the vocabulary may be, by both."""
+    """(placement with vocabulary, layers) → the step with these, for all splits that were tried on a placement."""
     return {
         (place + name, row.layers): one if isinstance(one.partition, Partition) else replace(one, partition=row.layers)
         for name, one in vocabularies(step)
@@ -126,18 +127,18 @@ def _on_tried(place: str, step: Step, tried: Sequence[Tried]) -> dict[tuple[str,
 
 
 def _least_of_choices(profile: Profile, place: str, step: Step, tried: Sequence[Tried]) -> int:
-    """µs that no choice takes less than on a placement. Of the vocabulary's places alone what was proven of each counts."""
+    """A lower bound, µs, over all choices on a placement. Where only the vocabulary is open, proven bounds count too."""
     bounds = {key: bound_of_every_choice(profile, plain_step) for key, plain_step in _on_tried(place, step, tried).items()}
-    proven = {} if step.keeping_open else {(row.placement, row.layers): row.bound or 0 for row in tried}
+    proven = {} if left_open(step, BOTH) else {(row.placement, row.layers): row.bound or 0 for row in tried}
     return min(max(bound, proven.get(key, 0)) for key, bound in bounds.items())
 
 
 def _least_on_layers(
     what: str, steps: dict[str, Step], tried: Sequence[Tried], bound: Callable[[Step], int]
 ) -> dict[str, dict[str, int]]:
-    """What it holds for, and placement → the least `bound` of its step without a limit of memory, on the layers that were
-    tried. What else is open is closed, as it adds passes and takes none away. Nothing where number and microbatch do not
-    change places alone."""
+    """{what: placement → the least `bound`, µs, of the step without memory limit, over the splits that were tried}. Other
+    open options are closed: they only add passes, so that the bound still holds. {} where `bound` raises BadInput, because
+    microbatches cannot exchange their numbers (see `check_numbers`)."""
     every = {place: _on_tried(place, replace(step, memory=None), tried).values() for place, step in steps.items()}
     try:
         return {what: {place: min(bound(plain_step.closed) for plain_step in those) for place, those in every.items()}}
@@ -154,8 +155,8 @@ def _bound_of_sizes(profile: Profile, step: Step, batch: Batch, numbers: Sequenc
 
 
 def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
-    """`_bounds_of_all` of any slices, and from how many on they are longer than the best, where their number is open and
-    layers of stages are given."""
+    """`_bounds_of_all` over all numbers of slices, and the number from which on steps are longer than the best. {} where
+    the partition is open too."""
     value = min(attempt.value for attempt in tried if attempt.value is not None)
     if step.partition == AUTO:
         return {}
@@ -163,17 +164,17 @@ def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> d
     for place in dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers):
         on_it = replace(step, placement=place)
         layers = {attempt.layers for attempt in tried if attempt.layers and attempt.placement.split()[0] == place}
-        each = [bound_of_any_slices(profile, on_it, layer, value) for layer in layers]
-        if any(of_any_slices is None for of_any_slices in each):
+        known = list(filter(None, (bound_of_any_slices(profile, on_it, layer, value) for layer in layers)))
+        if len(known) < len(layers):
             return {}
-        least[SLICES][place] = min(of_any_slices.bound for of_any_slices in each if of_any_slices is not None)
-        if all(of_any_slices is not None and of_any_slices.longer_from for of_any_slices in each):
-            least[LONGER][place] = max(of_any_slices.longer_from or 0 for of_any_slices in each if of_any_slices is not None)
+        least[SLICES][place] = min(row.bound for row in known)
+        if longer := [row.longer_from for row in known if row.longer_from]:
+            least[LONGER] |= {place: max(longer)} if len(longer) == len(known) else {}
     return {what: every for what, every in least.items() if every}
 
 
 def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
-    """What ranks make of each other's attention, where that was asked for: of a profile's step beside the step without."""
+    """The gain of the attention exchange: for a profile's step compared with the step without it; None: not asked for."""
     p, helping = problem.passes, problem.rows("FH", "BH")
     possible = int((p.slice[attending(problem)] > 0).sum())
     even = len(set(problem.slice_lengths)) < 2
@@ -184,9 +185,10 @@ def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
     if not step.attention_exchange or gain.slices == 1 or not even:
         return gain if step.attention_exchange else None
     try:
-        plain = _without_exchange(profile, step, problem)
+        bare = replace(step.closed, slices=problem.slices, attention_exchange=False, memory=None, offload=NO_OFFLOAD)
+        plain = _on_stages(bare, step, problem).problem(replace(profile, capacity=None))
         note = clipping_note(profile, plain)
-        if step.keeping_open:
+        if left_open(step, BOTH):
             return gain._replace(note=note)
         value, without = (int(preset(SLIMPIPE, each_problem).timeline().value) for each_problem in (problem, plain))
     except (BadInput, Infeasible):
@@ -194,13 +196,7 @@ def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
     return gain._replace(value=value, without=without, note=note)
 
 
-def _without_exchange(profile: Profile, step: Step, problem: Problem) -> Problem:
-    """The step on the same stages without an exchange, and without a limit of memory. Raises BadInput, Infeasible."""
-    open_now = replace(step.closed, slices=problem.slices, attention_exchange=False, memory=None, offload=NO_OFFLOAD)
-    return _on_stages(open_now, step, problem).problem(replace(profile, capacity=None))
-
-
 def _on_stages(step: Step, asked: Step, problem: Problem) -> Step:
-    """A step on the stages of the problem that was solved for the one that was asked for."""
+    """`step` with the placement, layers and vocabulary of the problem that was solved. asked: the step of the user."""
     layers = asked.partition if isinstance(asked.partition, Partition) else problem.layers or None
     return replace(step, placement=problem.model_routes, partition=layers, vocabulary=vocabulary_of(problem))

@@ -1,5 +1,5 @@
-"""What `solve` found, in words: how long it takes, what is proven about that, what memory it needs, and both beside 1F1B;
-a search while it runs, and what it tried."""
+"""The report of `solve`: step time, what is proven, memory, and both compared with 1F1B; the progress line of a running
+search, and the table of choices that were tried."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from ..search.state import State
 
 
-# Which bounds hold for all.
+# Options over all of whose choices a bound may hold, as the report names them.
 PARTITION, CHOICE, SLICES, ORDER, SIZES = "partition", "choice", "slicing", "order of microbatches", "size of microbatches"
-LONGER = "longer_from"  # so many slices or more
-MAX_RANKS = 16  # whose peaks stand in a line
-NOTABLE = 0.005  # of B and W: a fused backward that is so much shorter is told
-SMALL = 0.01  # of the room: peaks have a unit of their own then
-NO_CHANGE = 0.0005  # a share that would be shown as 0.0 %
+LONGER = "longer_from"  # the number of slices from which on every step is longer than the best
+MAX_RANKS = 16  # with more ranks, only the fullest and the emptiest are shown
+NOTABLE = 0.005  # of B and W: the report mentions a fused backward that is shorter by more
+SMALL = 0.01  # of the capacity: smaller peaks are shown in a smaller unit
+NO_CHANGE = 0.0005  # a smaller share would be shown as 0.0 %
 HELD_BEFORE_COPIES = (
     "offload: the fullest rank holds more than 1F1B without it, which has room, too: forwards run ahead, and what waits for "
     "its copy stays on the device; with less memory (--memory) they wait for copies"
@@ -51,10 +51,10 @@ HELD_BEFORE_COPIES = (
 
 
 class AttentionGain(NamedTuple):
-    """handed: how many passes hand attention over, of the `possible` ones behind a first slice; time: µs of attention that
-    other ranks make. value, without: µs of SlimPipe's order with the exchange and without it; None where that order is not
-    defined, or the step without it is not known. slices: how many the step has; even: whether they are as long. note: what
-    was taken as less than profiled; or ""."""
+    """The effect of the attention exchange. handed: passes that hand attention to another rank. possible: attention passes
+    of slices other than the first. time: µs of attention on other ranks. value, without: µs of SlimPipe's order with the
+    exchange and without it; None: not known. slices: their number. even: they have equal lengths. note: a sentence if
+    attention was taken as less than profiled, or ""."""
 
     handed: int
     possible: int
@@ -72,15 +72,15 @@ class AttentionGain(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkBeside:
-    """Work beside a step. alone: the step without it, with its certificate. found: what became of what was left open of
-    it."""
+    """Passes of the feature `work` in a step. alone: the step without them, certified. found: the result of the search for
+    what the user left open: their ranks, or their number."""
 
     alone: Schedule
     found: Placed | Room | None = None
 
     def facts(self, schedule: Schedule) -> dict[str, Any]:
-        """Of all ranks' time in a step, what the work takes, and what the step alone leaves idle; what that takes, µs, and
-        at least; and what is proven of every choice that was left open."""
+        """share, bubble: of all ranks' time, what the work takes, and what the step without it leaves idle. value_alone,
+        bound_alone: µs of the step without it. Then what is proven over all choices that were left open."""
         problem, alone = schedule.problem, self.alone.certificate
         assert alone is not None
         busy = self.alone.problem.busy.sum()
@@ -100,14 +100,13 @@ class WorkBeside:
 
 @dataclass(frozen=True)
 class Solved:
-    """A solved schedule. usual: 1F1B of the same layers on the same ranks, where there is one. peak: what the search for
-    less memory came to, where there was one; noise: that for times that vary. timed: whether seconds say how long it took
-    (with an effort they do not). copies: of a step that offloads, k (see `Step.copy_ratio`). fused_saves: by which share one
-    pass BW is shorter than B and W, which the schedule has; 0 where that is not known. attention: of a step where ranks may
-    make attention for each other. tried: what became of each choice that was left open. bounds: what they hold for
-    (PARTITION, CHOICE, SLICES, ORDER, SIZES) → placement → µs, where choices were tried, since others hold for their own;
-    LONGER: from how many slices on a step is longer. notes: what is to be known of the profile's numbers. work: beside the
-    step."""
+    """A solved schedule and what the report says beside it. usual: 1F1B of the same layers on the same ranks, if it exists.
+    peak: the result of the search for less memory. noise: of the search for times that vary. timed: report the seconds (not
+    with `effort`). copies: k of a step that offloads (see `copy_ratio`). fused_saves: the share by which BW is shorter
+    than the schedule's B and W; 0: not known. attention: the effect of the attention exchange. tried: the choices that were
+    tried. bounds: bounds over all choices: option (PARTITION, CHOICE, SLICES, ORDER, SIZES) → placement → µs, and LONGER →
+    placement → number of slices. notes: on the reliability of the profile's numbers. work: passes of the feature `work`.
+    """
 
     schedule: Schedule
     usual: Schedule | None = None
@@ -124,20 +123,20 @@ class Solved:
 
     @property
     def moved(self) -> tuple[Tried, list[tuple[int, int, int]]] | None:
-        """The default split that was tried in the winner's place, and the layers moved from there to the winner's (see
-        `moves_between`); None where that has it, or none was tried."""
+        """The balanced split that was tried on the best choice's placement, and the layers moved from it to the best split
+        (see `moves_between`); None if the best is that split, or it was not tried."""
         rows = [attempt for attempt in self.tried if attempt.value is not None]
         for best in (row for row in rows if not row.why):
             for row in rows:
-                default = "balanced" in row.partition.split("=") and "," not in row.partition  # where layers moved is one
+                default = "balanced" in row.partition.split("=") and "," not in row.partition  # no layers were moved
                 if default and row.placement.split()[0] == best.placement.split()[0] and row.layers != best.layers:
                     return row, moves_between(row.layers, best.layers)
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """The certificate; what was tried, and bounds over it; where stages are; lengths of uneven slices; what a fused
-        backward saves; peaks and capacities, bytes a rank; what every schedule of this value needs, as far as proven; and
-        the changes against 1F1B as shares of its value and of its largest peak."""
+        """The certificate; choices tried, and bounds over them; the placement; lengths of uneven slices; what a fused
+        backward saves; peaks and capacities, bytes of each rank; results for less memory, work and noise; and the changes
+        against 1F1B, relative to its value and to its largest peak."""
         problem, peaks = self.schedule.problem, self.schedule.timeline().peak_bytes
         certificate = self.schedule.certificate
         assert certificate is not None
@@ -187,8 +186,7 @@ class Solved:
 
 
 def changes(schedule: Schedule, other: Schedule) -> tuple[float, float | None]:
-    """What `schedule` takes more than `other`, as shares of the other's value and of its largest peak; None where that is
-    0."""
+    """The relative differences of `schedule` to `other` in value and in largest peak (None if the other's peak is 0)."""
     own, its = schedule.timeline(), other.timeline()
     most = max(its.peak_bytes)
     return own.value / its.value - 1, max(own.peak_bytes) / most - 1 if most else None
@@ -237,7 +235,7 @@ def solved_as_text(solved: Solved) -> str:
 
 
 def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
-    """What work beside the step costs, and what is proven of it."""
+    """The cost of passes of the feature `work`, and what is proven about it."""
     facts, value = work.facts(schedule), round(schedule.timeline().value)
     alone, least, most = facts["value_alone"], facts["bound_alone"], facts.get("most")
     pieces = "" if most is None else f" ({facts['pieces']} pieces)"
@@ -257,7 +255,8 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
 
 
 def _noise_lines(least_under_noise: LeastUnderNoise) -> list[str]:
-    """What steps take where times vary, and how much less that is than of the shortest order by the given times."""
+    """Step times where times of passes vary, and how much shorter they are than those of the order that is shortest by the
+    given times."""
     aim, drawn = least_under_noise.aim, least_under_noise.drawn
     unit, show = time_unit(max(spread.at(0.5)[0] for spread in drawn.spreads.values()))
     rows: list[tuple[str, ...]] = [(f"where times vary, {unit}", "as given", "mean", "p50", "p95", "p99")]
@@ -275,7 +274,7 @@ def _noise_lines(least_under_noise: LeastUnderNoise) -> list[str]:
 
 
 def _moved_in_words(schedule: Schedule, default: Tried, moves: Sequence[tuple[int, int, int]]) -> str:
-    """Which layers lie elsewhere than in the default split, and what that saves."""
+    """The layers that moved from the balanced split to the best one, and the time that this saves."""
     moved = ", ".join(f"{count} from stage {giver} to stage {taker}" for giver, taker, count in moves)
     value = default.value or 1
     change = _change(schedule.timeline().value / value - 1, "time")
@@ -284,20 +283,21 @@ def _moved_in_words(schedule: Schedule, default: Tried, moves: Sequence[tuple[in
 
 
 def _bound_lines(solved: Solved) -> Iterator[str]:
-    """What holds for all that was tried, a line each."""
+    """A line for each bound over all choices."""
     for what, every in solved.bounds.items():
         if what == LONGER:
             counts = ", ".join(f"{count} on {placement}" for placement, count in every.items())
             yield f"more slices take longer than the best, however long they are: proven from {counts}"
             continue
         least = ", ".join(f"{exact_time(bound)} on {placement}" for placement, bound in every.items())
-        proven = [row.placement for row in solved.tried if not row.why and what == PARTITION and solved.schedule.every_split]
+        kept = solved.schedule.every_split if what == PARTITION else None
+        proven = [row.placement for row in solved.tried if not row.why and kept and kept.bound >= every[row.placement]]
         proof = f"the schedule's file proves that of {proven[0]} (check --bound)" if proven else "no certificate says that"
         yield f"each bound is for its own {what}; for every {what}: at least {least}; {proof}"
 
 
 def _slices_in_words(problem: Problem) -> list[str]:
-    """How long uneven slices are, in a line: in tokens, or where nobody knows the sequence's in parts of it."""
+    """A line with the lengths of uneven slices, in tokens or, if the sequence's length is not known, in per cent."""
     lengths = problem.slice_lengths
     if not lengths:
         return []
@@ -307,7 +307,7 @@ def _slices_in_words(problem: Problem) -> list[str]:
 
 
 def _attention_in_words(gain: AttentionGain) -> str:
-    """How many passes hand attention to other ranks, and what SlimPipe's order gains by it."""
+    """How many passes hand attention to other ranks, and the time that SlimPipe's order saves by it."""
     if gain.slices == 1 or not gain.even:
         which = "has whole sequences" if gain.slices == 1 else "has slices of equal work"
         return f"attention exchange: none, since the shortest step found {which}"
@@ -324,7 +324,8 @@ def _attention_in_words(gain: AttentionGain) -> str:
 
 
 def _memory_lines(solved: Solved) -> list[str]:
-    """The activations of each rank, or of the fullest where there are many; what the search for less memory came to."""
+    """The peak activations of each rank (of many ranks, the fullest and the emptiest), and the result of the search for less
+    memory."""
     problem, peaks = solved.schedule.problem, solved.schedule.timeline().peak_bytes
     rows, peak = [*_peak_rows(peaks, problem.capacity), *pool_lines(solved.schedule)], solved.peak
     rows += _waiting_rows(solved.schedule)
@@ -333,13 +334,13 @@ def _memory_lines(solved: Solved) -> list[str]:
     if peak.enough > peak.before.timeline().value and peak.schedule is not peak.before:
         rows.append(f"memory was preferred: {_changes_in_words(peak.schedule, peak.before)} than the shortest found")
     elif peak.proven:
-        order = "no order by microbatch" if problem.ordered else "no order"  # what proofs are about
+        order = "no order by microbatch" if problem.ordered else "no order"  # the proof is about these orders only
         rows.append(f"least memory: proven, for this time {order} needs less on its fullest rank")
     return rows
 
 
 def _waiting_rows(schedule: Schedule) -> list[str]:
-    """Where more messages wait at once than is kept free for them, in a line; none where memory has no limit."""
+    """A line if more bytes of messages wait at once than are reserved for them; none if memory has no limit."""
     problem = schedule.problem
     if problem.messages is None or problem.capacity is None:
         return []
@@ -416,8 +417,8 @@ def state_as_text(state: State, elapsed: float) -> str:
 
 
 def tried_as_text(tried: Sequence[Tried], objective: str) -> str:
-    """What each placement and partition reached and why it lost, a row each, all times in one unit; the memory of the
-    fullest rank where any is known."""
+    """A table of the choices that were tried: value, bound and gap, all times in the same unit; the memory of the fullest
+    rank, if known; and why the choice lost."""
     split, full = len({attempt.partition for attempt in tried}) > 1, any(attempt.memory for attempt in tried)
     head = "placement, partition" if split else "placement"
     unit, show = time_unit(max(attempt.value for attempt in tried if attempt.value is not None), digits=3)

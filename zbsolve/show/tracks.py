@@ -1,5 +1,5 @@
-"""What charts share: a track a stream, stages by number, colours of kinds, which kind of pass fills a cell of time; and a
-schedule for Perfetto and chrome://tracing."""
+"""Shared by charts: a track for each stream, colours of kinds and chunks, the kind of pass that fills a cell of time; and a
+schedule as a trace for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PALEST = 0.6  # the share of white in the colour of the last of three stages or 
 
 @dataclass(frozen=True, eq=False)
 class Track:
-    """One stream of one rank. rows: of the problem's table, the passes on it. first: whether it is its rank's first one."""
+    """One stream in a chart. rows: its passes, as rows of the problem's table. first: it is the first track of its rank."""
 
     stream: str
     rank: int
@@ -33,24 +33,25 @@ class Track:
 
     @property
     def kind(self) -> str:
-        """What the stream is: `compute`, `d2h`, …"""
+        """The part of the stream's name before the colon: `compute`, `d2h`, …"""
         return self.stream.split(":")[0]
 
 
 def tracks_of(problem: Problem) -> list[Track]:
-    """A track for every stream, ordered by rank, compute streams first; what a card receives is its own rank's."""
-    lowest = {stream: int(problem.passes.rank[rows].min()) for stream, rows in problem.members.items() if len(rows)}
-    lowest |= {stream: int(stream.removeprefix("in:")) for stream in lowest if stream.startswith("in:")}
-    lanes = [(rank, stream, problem.members[stream]) for stream, rank in lowest.items()]
-    lanes.sort(key=lambda row: (row[0], not row[1].startswith("compute:"), row[1]))
-    return [Track(stream, rank, rows, i == 0 or lanes[i - 1][0] != rank) for i, (rank, stream, rows) in enumerate(lanes)]
+    """A track for every stream, by rank, compute streams first. A stream of several ranks is with the lowest of them, but
+    `in:<rank>` (receiving) with its own rank."""
+    ranks = {stream: int(problem.passes.rank[rows].min()) for stream, rows in problem.members.items() if len(rows)}
+    ranks |= {stream: int(stream.removeprefix("in:")) for stream in ranks if stream.startswith("in:")}
+    lanes = sorted((rank, not stream.startswith("compute:"), stream) for stream, rank in ranks.items())
+    first = {i for i, (rank, *_) in enumerate(lanes) if i == 0 or lanes[i - 1][0] != rank}
+    return [Track(stream, rank, problem.members[stream], i in first) for i, (rank, _, stream) in enumerate(lanes)]
 
 
 def chunk_numbers(problem: Problem) -> Ints:
-    """Which of its rank's stages each pass belongs to (0 for the lowest stage), shape (passes,)."""
+    """The chunk of each pass: its stage counted among the stages of its rank, 0 for the lowest. Shape (passes,)."""
     p = problem.passes
     width = int(p.stage.max()) + 1
-    pairs, row = np.unique(p.rank * width + p.stage, return_inverse=True)  # of rank and stage, in their order
+    pairs, row = np.unique(p.rank * width + p.stage, return_inverse=True)  # (rank, stage) as one number, sorted
     first = np.searchsorted(pairs, np.arange(problem.ranks) * width)
     return np.asarray(row - first[p.rank], np.int64)
 
@@ -58,8 +59,8 @@ def chunk_numbers(problem: Problem) -> Ints:
 def cell_kinds(timeline: Timeline, rows: Ints, edges: NDArray[Any]) -> Ints:
     """The kind (an index into KINDS) that fills most of each cell, or −1 where more than half is idle.
 
-    rows: of the problem's table, the passes on one stream. edges: ascending times in µs, shape (cells + 1,). Returns shape
-    (cells,).
+    rows: the passes on one stream, as rows of the problem's table. edges: ascending times, µs, shape (cells + 1,). Returns
+    shape (cells,).
     """
     kind = timeline.problem.passes.kind[rows]
     present = np.unique(kind)
@@ -69,7 +70,7 @@ def cell_kinds(timeline: Timeline, rows: Ints, edges: NDArray[Any]) -> Ints:
 
 
 def _busy(timeline: Timeline, rows: Ints, edges: NDArray[Any]) -> NDArray[np.float64]:
-    """µs of each cell that these passes fill: differences of the busy time up to each edge, linear in between."""
+    """µs that these passes fill of each cell: the busy time until each edge, interpolated linearly, and its differences."""
     order = rows[np.argsort(timeline.start[rows], kind="stable")]
     times = np.stack([timeline.start[order], timeline.end[order]], axis=1).ravel().astype(np.float64)
     busy = np.repeat(np.cumsum(timeline.end[order] - timeline.start[order]), 2).astype(np.float64)
@@ -78,7 +79,7 @@ def _busy(timeline: Timeline, rows: Ints, edges: NDArray[Any]) -> NDArray[np.flo
 
 
 def letters(present: Sequence[str]) -> dict[str, str]:
-    """The letter of every kind that a schedule has: a fused backward is B where no other pass is."""
+    """Kind → its letter, for the kinds that a schedule has. A fused backward is B if no other kind has that letter."""
     taken: dict[str, str] = {}
     for kind in present:
         free = (letter for letter in TABLE[kind].letters if letter not in taken.values())
@@ -99,15 +100,14 @@ def brightness(colour: str) -> float:
 
 
 def shades(kind: str, chunks: int) -> tuple[str, ...]:
-    """The colour of a kind on each of a rank's `chunks` stages: the later the stage, the paler, so that they can be told
-    apart."""
+    """The colour of a kind for each of a rank's `chunks` stages; later stages are paler, so that they differ."""
     full = levels(TABLE[kind].colour)
     shares = (PALEST * chunk / max(chunks - 1, 2) for chunk in range(chunks))
     return tuple("#" + "".join(f"{round(level + (255 - level) * share):02x}" for level in full) for share in shares)
 
 
 def ink(colour: str) -> str:
-    """Black or white, whichever reads better on `colour`."""
+    """Black or white: the one with more contrast to `colour`."""
     return "#111" if brightness(colour) > 125 else "#fff"
 
 
@@ -115,10 +115,10 @@ Event = dict[str, Any]
 
 
 def schedule_as_trace(schedule: Schedule, trace: Trace | None = None) -> str:
-    """The JSON text (Trace Event Format). Ranks are processes, streams their threads, times µs; with a `trace` the median
-    step's ranks follow: each pass with what it waited for inputs, the host time before it, and the bytes held after it.
+    """The JSON text (Trace Event Format). Ranks are processes, streams their threads, times µs. With a `trace` the ranks of
+    its median step follow; each pass has its wait for inputs, the host time before it, and the bytes held after it.
 
-    Raises BadInput for a trace of another schedule, Deadlock for a schedule that has no times.
+    Raises BadInput for a trace of another schedule, Deadlock for a schedule that deadlocks.
     """
     timeline, ranks = schedule.timeline(), schedule.problem.ranks
     events = _run(schedule, timeline, "predicted", 0) + _memory(timeline, 0)
@@ -139,14 +139,14 @@ def schedule_as_trace(schedule: Schedule, trace: Trace | None = None) -> str:
 def _run(
     schedule: Schedule, timeline: Timeline, run: str, offset: int, extra: Mapping[str, list[Any]] | None = None
 ) -> list[Event]:
-    """One timeline's events; process numbers from `offset` on. `extra`: argument → a value for each pass."""
+    """One timeline's events. offset: the process number of rank 0. extra: name of an argument → a value for each pass."""
     events: list[Event] = []
     home: dict[int, tuple[int, int]] = {}
     for rank in range(schedule.problem.ranks):
         events.append(_name("process_name", offset + rank, 0, f"rank {rank} {run}"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": offset + rank, "args": {"sort_index": offset + rank}})
     for thread, track in enumerate(tracks_of(schedule.problem)):
-        for rank in np.unique(schedule.problem.passes.rank[track.rows]).tolist():  # a bus is several ranks'
+        for rank in np.unique(schedule.problem.passes.rank[track.rows]).tolist():  # several ranks may share a bus
             events.append(_name("thread_name", offset + rank, thread, printable(track.stream)))
         events += _slices(timeline, track, offset, thread, extra or {})
         for row in track.rows.tolist():
@@ -181,8 +181,8 @@ def _slices(timeline: Timeline, track: Track, offset: int, thread: int, extra: M
 
 
 def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], offset: int) -> list[Event]:
-    """An arrow for every edge between two ranks. Both ends must lie inside their slices, so a little before the end of
-    one and after the start of the other. Ids are numbers: Perfetto reads a text as a hexadecimal one, or drops the arrow.
+    """An arrow for every edge between two ranks. Its ends must lie inside the events of both passes: shortly before the end
+    of the first and after the start of the second. Perfetto needs ids that are numbers: it drops arrows with others.
     """
     problem, events = timeline.problem, list[Event]()
     rank = problem.passes.rank
@@ -200,7 +200,7 @@ def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], offset: int)
 
 
 def _within(timeline: Timeline, row: int) -> float:
-    """A tenth of a µs, or half of a pass that is shorter: readers cut times to whole nanoseconds, each on its own."""
+    """A tenth of a µs, or half of a shorter pass: viewers truncate each time to whole nanoseconds."""
     length: float = (timeline.end[row] - timeline.start[row]).item()
     return min(0.1, length / 2)
 
@@ -210,7 +210,7 @@ def _memory(timeline: Timeline, offset: int) -> list[Event]:
         return []
     problem, events = timeline.problem, list[Event]()
     homes = [(rank, "memory") for rank in range(problem.ranks)]
-    for pool in range(problem.ranks, problem.ranks + len(problem.pools)):  # beside the first rank that has bytes there
+    for pool in range(problem.ranks, problem.ranks + len(problem.pools)):  # shown with the lowest rank that has bytes there
         users = problem.passes.rank[problem.edges.before[problem.edges_in(pool)]]
         homes.append((int(users.min(initial=problem.ranks - 1)), printable(problem.pool_name(pool))))
     for pool, (rank, name) in enumerate(homes):

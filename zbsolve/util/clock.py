@@ -1,7 +1,7 @@
-"""How long a search may take: in real seconds, or in counted work so that every machine stops at the same place.
+"""A search's time budget: in real seconds, or in counted work so that every machine stops at the same point.
 
-Shares of that time are made here and nowhere else. Real time goes on between two lines, so what is left of a share may be
-gone when the next line reads it: then it is 0, never less, and nobody refuses it.
+Shares of that time are computed only here. Real time passes between two lines of code, so what is left of a share may be
+used up by the next line: then it is 0, never negative, and nothing rejects it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 
 from .errors import BadInput
 
-LEAST_TIME = 0.01  # seconds, or effort, that a search of its own gets at least: its first schedule comes in any time
+LEAST_TIME = 0.01  # seconds, or effort, minimum of a nested search: it always yields a first schedule
 
 
 class TimeUp(Exception):
-    """No time is left: what was begun is given up."""
+    """No time is left: the work in progress is abandoned."""
 
 
 class Clock:
     """`total`, `left` and `used` in seconds. With `effort` a unit is about a second of work on one core of today's machines,
-    counted by `spend`, and real time plays no part. Raises BadInput for a budget that is not positive."""
+    counted by `spend`, and real time is ignored. Raises BadInput for a budget that is not positive."""
 
     def __init__(self, seconds: float, effort: float | None = None) -> None:
         for name, value in (("seconds", seconds), ("effort", effort)):
@@ -33,50 +33,50 @@ class Clock:
         self.total = seconds if effort is None else effort
         self._began = time.monotonic()
         self._spent = 0.0
-        self.ended = np.zeros(1, np.int64)  # 1 from `stop` on: compiled code reads it, too
+        self.ended = np.zeros(1, np.int64)  # 1 after `stop`; compiled code reads it too
         self._paused: float | None = None
 
     def spend(self, seconds: float) -> None:
-        """Count work that takes about so many seconds; real clocks count by themselves."""
+        """Count work of about this many seconds; no effect on real clocks."""
         self._spent += seconds
 
     def check(self) -> None:
-        """Raise TimeUp where no real time is left. Counted work is never given up in the middle: it would then depend on how
-        it is cut into steps."""
+        """Raise TimeUp if no real time is left. Counted work is never interrupted: the result would then depend on how it is
+        divided into steps."""
         if not self.counted and self.left <= 0:
             raise TimeUp
 
     def stop(self) -> None:
-        """No time is left from now on."""
+        """End the time now."""
         self.ended[0] = 1
 
     def pause(self) -> None:
-        """Real time does not count from now on, until `go_on`."""
+        """Stop counting real time until `go_on`."""
         self._paused = time.monotonic()
 
     def go_on(self) -> None:
-        """Real time counts again."""
+        """Count real time again."""
         if self._paused is not None:
             self._began += time.monotonic() - self._paused
             self._paused = None
 
     def share(self, seconds: float) -> TimeShare:
-        """The next so many seconds of this clock, none where that is negative."""
+        """A share of the next `seconds` of this clock, empty if that is negative."""
         return TimeShare(self, self.used + max(0.0, seconds))
 
     def part(self, fraction: float) -> TimeShare:
-        """The next part of what is left; fraction: at most 1."""
+        """A share of this fraction of the time left; fraction: at most 1."""
         return self.share(fraction * self.left)
 
     def apart(self, seconds: float) -> Clock:
-        """A clock of its own that counts as this one does, from now on, with so many seconds; with none left where that is
-        not positive."""
+        """A separate clock of the same kind that starts now, with this many seconds; with none left if that is not
+        positive."""
         clock = Clock(LEAST_TIME, LEAST_TIME if self.counted else None)
         clock.total = max(0.0, seconds)
         return clock
 
     def limit(self, seconds: float) -> dict[str, Any]:
-        """The option that gives a search of its own so many of these seconds: `seconds`, or `effort`."""
+        """The keyword argument that gives a nested search this many seconds: `seconds`, or `effort`."""
         return limit_of(seconds, self.counted)
 
     @property
@@ -92,13 +92,13 @@ class Clock:
 
 
 def limit_of(seconds: float, counted: bool) -> dict[str, Any]:
-    """The option that gives a search of its own so many seconds, or so much effort where that is counted."""
+    """The keyword argument that gives a nested search this many seconds, or this much effort if that is counted."""
     return {"effort" if counted else "seconds": max(LEAST_TIME, seconds)}
 
 
 @dataclass(frozen=True)
 class TimeShare:
-    """A share of a clock's time. ends: where it is used up, in seconds that the clock has used."""
+    """A share of a clock's time. ends: the clock's `used` at which it is used up."""
 
     clock: Clock
     ends: float
@@ -110,5 +110,5 @@ class TimeShare:
 
     @property
     def over(self) -> bool:
-        """It is used up, or its clock is."""
+        """Whether the share or its clock is used up."""
         return self.left <= 0

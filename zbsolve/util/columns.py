@@ -1,5 +1,5 @@
-"""Columns of whole numbers, from lists and words, and in files: a list of values, or, where that is shorter, its runs in one
-text: `7`, `5*32` (32 times 5), `0..31` (0, 1, … 31), blanks between. And loops over columns that numpy has no word for."""
+"""Columns of whole numbers, from lists and words, and in files: a list of values, or, if shorter, its runs in one text: `7`,
+`5*32` (32 times 5), `0..31` (0, 1, … 31), separated by blanks. And loops over columns that numpy has no function for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from .errors import BadInput
 
 MAX_ROWS = 1 << 26  # of one column: a short text must not fill the memory
-MIN_SAVING = 2  # values that a run stands for on average, or the column is written as a list
+MIN_SAVING = 2  # values per run on average; below, the column is written as a list
 RUN = re.compile(r"(\d{1,18})(?:\*(\d{1,18})|\.\.(\d{1,18}))?")
 WORD_RUN = re.compile(r"([A-Za-z_]{1,40})(?:\*(\d{1,18}))?")
 Ints = NDArray[np.int64]
@@ -66,8 +66,8 @@ def packed_words(codes: Ints, words: Sequence[str]) -> list[str] | str:
 
 
 def runs(column: Ints) -> tuple[Ints, Ints]:
-    """Values, and how often each stands in a row; of a sorted column its different values and how often each is there
-    (numpy's `unique` hashes, which takes ten times as long where whole numbers lie close together)."""
+    """Values and run lengths; for a sorted column its distinct values and their counts (numpy's `unique` uses hashing, which
+    takes ten times as long for whole numbers that lie close together)."""
     first = np.flatnonzero(np.diff(column, prepend=column[:1] - 1))
     return column[first], np.diff(np.append(first, len(column)))
 
@@ -104,7 +104,7 @@ def unpacked_words(text: str, code: Callable[[str], int], what: str) -> Ints:
 
 
 def _checked(counts: list[int], what: str) -> Ints:
-    """How often each value stands in a row. Raises BadInput where that makes too long a column."""
+    """The run lengths. Raises BadInput if they make the column too long."""
     if sum(counts) > MAX_ROWS:
         raise BadInput(f"{what}: {sum(counts)} rows are more than a column has ({MAX_ROWS})")
     return np.array(counts, np.int64)
@@ -114,8 +114,8 @@ MANY_ROWS = 50_000  # beyond, loading numba and its compiled code is worth it
 
 
 def looped(loop: Callable[..., Any], *columns: NDArray[np.int64]) -> Any:
-    """`loop(*columns)`: with lists where the longest column has few rows, else compiled and with arrays. What it writes to
-    it must return."""
+    """`loop(*columns)`: on lists if the longest column has few rows, else compiled and on arrays. It must return what it
+    writes to."""
     if max(map(len, columns)) < MANY_ROWS:
         return loop(*(column.tolist() for column in columns))
     return compiled(loop)(*(np.ascontiguousarray(column, np.int64) for column in columns))
@@ -123,7 +123,7 @@ def looped(loop: Callable[..., Any], *columns: NDArray[np.int64]) -> Any:
 
 @cache
 def compiled(loop: Callable[..., Any]) -> Any:
-    """The loop as a kernel, when it is first called: numba takes long to load, which short commands have no use for."""
+    """The loop as a kernel, compiled on its first call: numba loads slowly, and short commands do not need it."""
     from .kernels import kernel
 
     return kernel(loop)

@@ -1,4 +1,4 @@
-"""Reading and writing JSON files: whole or not at all, with a kind and a format version; gzip where the name says so."""
+"""Reading and writing JSON files: atomically, with a kind and a format version; gzip if the name says so."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ import msgspec
 
 from .errors import BadInput, CannotRead
 
-VERSIONS = {"schedule": 2, "trace": 2}  # format of a kind, as written and as read at most; 1 where none is named here
+VERSIONS = {"schedule": 2, "trace": 2}  # format version of a kind, written and at most read; default 1
 ZIPPED, ZIP_LEVEL = b"\x1f\x8b", 6  # how a gzip file begins, and how hard ours are compressed
 MAX_BYTES = 1 << 32  # of a file's text: a small compressed file must not fill the memory
-LINE_DEPTH = 3  # objects so deep in a file have a line a field
-TRIAL_BYTES = 4096  # that a disk must have room for before the work begins
+LINE_DEPTH = 3  # down to this nesting depth objects have one line per field
+TRIAL_BYTES = 4096  # of free disk space required before the work begins
 T = TypeVar("T")
 AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: beyond, sums do not fit
 COUNT = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class Fields:
-    """A dataclass whose form in a file is its fields."""
+    """A dataclass whose form in a file has exactly its fields."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class Fields:
 
 
 class CannotWrite(BadInput):
-    """A file that cannot be written now. path: of the file; text: what was to be in it."""
+    """A file that cannot be written now. path: of the file; text: the contents that were to be written."""
 
     def __init__(self, path: str | os.PathLike[str], why: str, text: str | bytes) -> None:
         super().__init__(f"{path}: cannot write: {why}")
@@ -47,7 +47,7 @@ class CannotWrite(BadInput):
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises BadInput where `write_text` could not write, on a full disk too: worth knowing before the work is done."""
+    """Raise BadInput if `write_text` would fail, also for a full disk: better known before the work is done."""
     if str(path) == "-":
         return
     target = Path(path)
@@ -62,7 +62,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _obstacle(target: Path) -> str:
-    """Why a file cannot be written, as far as one sees it without a trial; "" where nothing is in the way."""
+    """Why a file cannot be written, as far as can be told without trying; "" if nothing is in the way."""
     if target == Path() or target.is_dir():
         return "a file name is needed"
     if not target.exists() and not os.access(target.resolve().parent, os.W_OK | os.X_OK):
@@ -75,9 +75,9 @@ def _reason(error: OSError) -> str:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path` whole or not at all, compressed where the name ends in `.gz`; `-` is standard output. A
-    symbolic link is followed, and what is no regular file (a pipe, a device) is written into. Raises CannotWrite, which
-    keeps the text."""
+    """Write `text` to `path` atomically, compressed if the name ends in `.gz`; `-` is standard output. A symbolic link is
+    followed, and a file that is not regular (a pipe, a device) is written in place. Raises CannotWrite, which keeps the
+    text."""
     if str(path) == "-":
         sys.stdout.write(text)
     else:
@@ -85,8 +85,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_parts(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
-    """As `write_text`, for a text that is made part by part and never held whole. Raises BadInput, not CannotWrite, where it
-    cannot be written: nothing keeps such a text."""
+    """As `write_text`, for a text that is produced in parts and never held whole. Raises BadInput, not CannotWrite, on
+    failure, since nothing keeps such a text."""
     if str(path) == "-":
         sys.stdout.writelines(parts)
     else:
@@ -94,7 +94,7 @@ def write_parts(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
 
 
 def _encoded(parts: Iterable[bytes], path: Path) -> Iterator[bytes]:
-    """What a file of this name holds. The same text gives the same bytes: gzip notes no time."""
+    """The bytes of a file with this name. The same text gives the same bytes: gzip's time stamp is left out."""
     if path.suffix != ".gz":
         yield from parts
         return
@@ -105,7 +105,7 @@ def _encoded(parts: Iterable[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _store(target: Path, data: Iterable[bytes]) -> None:
-    """Write these parts, whole or not at all; into what is there, where that is no regular file. Raises OSError."""
+    """Write these parts atomically; in place for a file that is not regular. Raises OSError."""
     if target.exists() and not target.is_file():
         with target.open("wb") as stream:
             stream.writelines(data)
@@ -120,14 +120,14 @@ def _store(target: Path, data: Iterable[bytes]) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """As `write_text`, for what is no text; `-` is refused, as BadInput."""
+    """As `write_text`, for binary data; `-` is refused with BadInput."""
     if str(path) == "-":
         raise BadInput("-: this is no text for standard output: name a file")
     _write(path, [data], data)
 
 
 def _write(path: str | os.PathLike[str], data: Iterable[bytes], kept: str | bytes | None) -> None:
-    """kept: what CannotWrite keeps; None: it is BadInput."""
+    """kept: the contents that CannotWrite keeps; None: raise BadInput instead."""
     target = Path(path)
     try:
         if why := _obstacle(target):
@@ -141,8 +141,8 @@ def _write(path: str | os.PathLike[str], data: Iterable[bytes], kept: str | byte
 
 
 def write_elsewhere(error: CannotWrite) -> Path | None:
-    """Write what could not be written into the folder for temporary files, or else into the home folder, under its name and
-    something that makes it new. The path; None where that fails too."""
+    """Write what could not be written to the folder for temporary files, or else to the home folder, under its name with a
+    unique suffix. Returns the path; None if that fails too."""
     data = error.text.encode("utf-8") if isinstance(error.text, str) else error.text
     for folder in (tempfile.gettempdir(), Path.home()):
         with suppress(OSError):
@@ -151,7 +151,7 @@ def write_elsewhere(error: CannotWrite) -> Path | None:
 
 
 def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> Path:
-    """A file of a new name with these parts, as one that anybody creates: on the disk when this returns, or not there.
+    """A file with a new name and these parts, with the usual permissions: on the disk when this returns, or not there.
     Raises OSError."""
     handle, name = tempfile.mkstemp(suffix, prefix, folder)
     made = Path(name)
@@ -170,7 +170,7 @@ def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> 
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of `path`, compressed by gzip or not, whatever its name, without the byte order mark that spreadsheets write;
+    """The text of `path`, compressed by gzip or not, whatever its name, without a byte order mark as spreadsheets write it;
     `-` is standard input. Raises BadInput."""
     try:
         if str(path) != "-" and Path(path).stat().st_size > MAX_BYTES:
@@ -186,7 +186,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def head_of(path: str | os.PathLike[str], count: int) -> bytes:
-    """The first `count` bytes of a file, of what gzip compressed where it did. Raises BadInput."""
+    """The first `count` bytes of a file, after decompression if it is gzip. Raises BadInput."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(count)
@@ -201,13 +201,13 @@ def head_of(path: str | os.PathLike[str], count: int) -> bytes:
 
 
 def _standard_input() -> bytes:
-    """All of standard input, which may be a text stream only."""
+    """All of standard input, which may be replaced by a text stream."""
     stream = getattr(sys.stdin, "buffer", None)
     return sys.stdin.read().encode("utf-8") if stream is None else stream.read()
 
 
 def _unzipped(data: bytes, path: str | os.PathLike[str]) -> bytes:
-    """What gzip compressed. Raises BadInput where it is damaged or too long."""
+    """The decompressed data. Raises BadInput where it is damaged or too long."""
     unzip = zlib.decompressobj(wbits=31)
     try:
         text = unzip.decompress(data, MAX_BYTES)
@@ -221,7 +221,7 @@ def _unzipped(data: bytes, path: str | os.PathLike[str]) -> bytes:
 
 
 def document_kind(path: str | os.PathLike[str]) -> str | None:
-    """The kind of the zbsolve document in a file; None where it is no such document, or no file. Raises BadInput."""
+    """The kind of the zbsolve document in a file; None if it is no such document, or no file. Raises BadInput."""
     if not Path(path).is_file():
         return None
     text = read_text(path)
@@ -241,7 +241,7 @@ def write_document(path: str | os.PathLike[str], kind: str, body: dict[str, Any]
 
 
 def _as_lines(body: Any, depth: int = 0) -> str:
-    """JSON that a person can read: a field a line in the outer objects."""
+    """Readable JSON: one field per line in the outer objects."""
     if depth == LINE_DEPTH or not isinstance(body, dict) or not body:
         return json.dumps(body, separators=(", ", ": "))
     indent = "\n" + " " * (depth + 1)
@@ -250,13 +250,13 @@ def _as_lines(body: Any, depth: int = 0) -> str:
 
 
 def read_document(path: str | os.PathLike[str], kind: str, form: type[T]) -> T:
-    """The body of a `kind` document, as its form. Raises BadInput for damaged, foreign and future files, and naming the
-    field that does not fit the form."""
+    """The body of a `kind` document, converted to its form. Raises BadInput for damaged files, files of other programs or
+    later versions, and naming the field that does not fit the form."""
     return checked(read_one_of(path, (kind,))[1], form, str(path))
 
 
 def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Kind and body of a document of one of these kinds. Raises BadInput as `read_document`, but looks at no field of the
+    """Kind and body of a document of one of these kinds. Raises BadInput as `read_document`, but checks no field of the
     body."""
     text = read_text(path)
     hint = "; zbsolve import reads orders by hand and of other engines" if "schedule" in kinds else ""
@@ -281,21 +281,21 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
 
 
 def read_part_of(path: str | os.PathLike[str], kind: str, holders: Sequence[str]) -> Any:
-    """The body of a `kind` document, or of the one that a document of another kind holds under that name. Raises
-    BadInput."""
+    """The body of a `kind` document, or of the one that a document of another kind (`holders`) contains under that name.
+    Raises BadInput."""
     return part_of(*read_one_of(path, (kind, *holders)), kind, path)
 
 
 def part_of(kind: str, body: dict[str, Any], wanted: str, path: str | os.PathLike[str]) -> Any:
-    """The body of the `wanted` document in that of a document of `kind`, which may be the same. Raises BadInput."""
+    """The body of the `wanted` document within that of a document of `kind`, possibly the same. Raises BadInput."""
     if kind != wanted and wanted not in body:
         raise BadInput(f"{path}: field '{wanted}' is missing")
     return body if kind == wanted else body[wanted]
 
 
 def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
-    """The JSON value in the text of a file; msgspec takes half the time, json knows NaN (a diverged loss in a trace) and
-    the line of damage. Raises BadInput."""
+    """The JSON value of a file's text; msgspec takes half the time, json accepts NaN (a diverged loss in a trace) and knows
+    the line of an error. Raises BadInput."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -306,13 +306,13 @@ def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
         raise BadInput(f"{path}: damaged JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
     except RecursionError:
         raise BadInput(f"{path}: damaged JSON: nested too deep") from None
-    except ValueError:  # Python reads no whole number of thousands of digits
+    except ValueError:  # Python refuses whole numbers of thousands of digits
         raise BadInput(f"{path}: damaged JSON: a number of too many digits") from None
 
 
 def checked(body: Any, form: type[T], where: str) -> T:
-    """`body`, parsed JSON, as its form (a msgspec Struct, or anything else that msgspec converts to). Raises BadInput naming
-    `where` and the field."""
+    """`body`, parsed JSON, converted to its form (a msgspec Struct, or any other type that msgspec supports). Raises
+    BadInput naming `where` and the field."""
     try:
         return msgspec.convert(body, form)
     except msgspec.ValidationError as error:
@@ -340,12 +340,12 @@ def _said(error: str, body: Any, form: type[Any]) -> str:
 
 
 def _steps(place: str) -> list[tuple[str, str]]:
-    """(name, "") and ("", index) of a place such as `layers[0].F`."""
+    """The steps (name, "") and ("", index) of a path such as `layers[0].F`."""
     return re.findall(r"([^.\[\]]+)(?![^\[]*\])|\[([^\]]*)\]", place)
 
 
 def _value(body: Any, place: str) -> str:
-    """What stands there, shortened; keys of objects that msgspec does not name are not followed."""
+    """The value at that path, shortened; keys of objects that msgspec does not name are not followed."""
     for name, index in _steps(place):
         if index == "...":
             return "…"
@@ -354,7 +354,7 @@ def _value(body: Any, place: str) -> str:
 
 
 def _known(form: type[Any], place: str) -> list[str]:
-    """The names of the fields that the form has there."""
+    """The names of the form's fields at that path."""
     shape: Any = msgspec.inspect.type_info(form)
     for name, index in _steps(place):
         if name:

@@ -1,4 +1,4 @@
-"""Names that a package hands on and loads when they are first used, so that importing the package stays quick."""
+"""Names that a package re-exports and loads on first use, so that importing the package stays fast."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 
 def handing_on(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of `package`: what its `if TYPE_CHECKING:` imports for type checkers is there when it is
-    first asked for."""
+    """`__getattr__` and `__dir__` for `package`: names that its `if TYPE_CHECKING:` block imports for type checkers are
+    loaded on first access."""
 
     @cache
     def homes() -> dict[str, tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Folders for temporary files that no killed process leaves for ever: the next one that makes such a folder removes them."""
+"""Folders for temporary files that are removed even after a process is killed: by the next one that makes such a folder."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "zbsolve-"
-OWNED = ".owned"  # a file in the folder that its owner holds locked; the lock ends with the process, however that ends
+OWNED = ".owned"  # a file in the folder locked by its owner; the lock ends with the process, however that ends
 
 
 @contextmanager
 def temporary_folder(what: str) -> Iterator[Path]:
-    """A new folder `zbsolve-<what>-…`, which is removed at the end, and before it those of processes that are gone."""
+    """A new folder `zbsolve-<what>-…`, removed at the end; before, those of dead processes are removed."""
     remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-"))
     lock = os.open(folder / f"{OWNED}.new", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Under its name there is never a file that nobody holds while the owner lives.
+        # While the owner lives, the file never exists unlocked under its name.
         os.rename(folder / f"{OWNED}.new", folder / OWNED)
         yield folder
     finally:
@@ -31,7 +31,7 @@ def temporary_folder(what: str) -> Iterator[Path]:
 
 
 def remove_leftovers() -> tuple[Path, ...]:
-    """Remove this user's folders whose owners are gone; which ones those were."""
+    """Remove this user's folders whose owners are gone; returns them."""
     removed = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, or another process removes it now
@@ -42,7 +42,7 @@ def remove_leftovers() -> tuple[Path, ...]:
 
 
 def _abandoned(lock: Path) -> bool:
-    """Whether nobody holds this file. Raises OSError where there is none."""
+    """Whether no process has locked this file. Raises OSError if it does not exist."""
     handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Numbers, rows and lines as text for people."""
+"""Numbers, rows and lines formatted for people."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
 
 
 def did_you_mean(name: str, known: Iterable[str], at_most: int = 1) -> str:
-    """`; did you mean a100?`: a message's end with the known names that are near `name`; empty where none is."""
+    """`; did you mean a100?`: the end of a message, with the known names that are similar to `name`; empty if none is."""
     near = difflib.get_close_matches(name, known, n=at_most, cutoff=0.4)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def first_difference(row: Iterable[str], other: Iterable[str]) -> tuple[int, str, str] | None:
-    """The first place where two rows of words differ, from 0, and what each has there: "nothing" behind its end. None where
-    they are the same."""
+    """The first position where two sequences of words differ, from 0, and what each has there: "nothing" after its end. None
+    if they are equal."""
     pairs = enumerate(zip_longest(row, other, fillvalue="nothing"))
     return next(((place, a, b) for place, (a, b) in pairs if a != b), None)
 
 
 def counted(values: Sequence[object]) -> str:
-    """`5 4×6 5`: values in a row, repeated ones counted."""
+    """`5 4×6 5`: values in order, with repeated ones counted."""
     runs = [(value, len(list(group))) for value, group in groupby(values)]
     return " ".join(f"{value}×{times}" if times > 1 else str(value) for value, times in runs)
 
 
 def printable(text: str) -> str:
-    """`text` on one line without control characters: files are written by others, and terminals obey what they print."""
+    """`text` on one line without control characters: files come from others, and terminals obey what they print."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def format_time(us: float) -> str:
-    """µs as a person reads them: `850 µs`, `12.40 ms`, `3.21 s`."""
+    """µs in a readable unit: `850 µs`, `12.40 ms`, `3.21 s`."""
     return format_times(us)[0]
 
 
@@ -74,19 +74,19 @@ def format_times(*times: float) -> list[str]:
 
 
 def exact_time(us: float) -> str:
-    """Whole µs, as a person reads them and without rounding: `850 µs`, `1,310.405 ms`."""
+    """Whole µs, readable and without rounding: `850 µs`, `1,310.405 ms`."""
     return f"{us:,.0f} µs" if abs(us) < 10_000 else f"{us / 1e3:,.3f} ms"
 
 
 def time_unit(largest: float, digits: int = 2) -> tuple[str, Callable[[float], str]]:
-    """The unit of all times of a table whose largest is so many µs, and how one is written in it; digits: of ms."""
+    """The unit for all times of a table whose largest is `largest` µs, and a function that formats one; digits: for ms."""
     if largest < 10_000:
         return "µs", lambda us: f"{us:,.0f}"
     return "ms", lambda us: f"{us / 1e3:,.{digits}f}"
 
 
 def format_bytes(size: float) -> str:
-    """Bytes as a person reads them, in powers of 1024."""
+    """Bytes in a readable unit, in powers of 1024."""
     unit = next((unit for unit, base in BINARY.items() if abs(size) < 1024 * base), "TiB")
     shown = size / BINARY[unit]
     digits = 2 if unit == "TiB" else 0 if unit == "B" or abs(shown) >= 100 else 1 if abs(shown) >= 10 else 2
@@ -101,7 +101,7 @@ def in_one_unit(sizes: Sequence[int]) -> tuple[str, list[str]]:
 
 
 def exact_bytes(size: float) -> str:
-    """Whole bytes, and how a person reads them: `12091588608 bytes (11.3 GiB)`."""
+    """Whole bytes, and a readable form: `12091588608 bytes (11.3 GiB)`."""
     return f"{size:.0f} bytes" + (f" ({format_bytes(size)})" if size >= 1024 else "")
 
 
@@ -120,7 +120,7 @@ def parse_bytes(text: str | int, what: str = "memory") -> int:
 
 
 def bytes_of_ranks(text: str | int, ranks: int) -> tuple[int, ...]:
-    """Bytes of each rank's memory, from one number for all or one a rank: `16GB,16GB,8GB,8GB`. Raises BadInput."""
+    """Each rank's memory in bytes, from one number for all or one per rank: `16GB,16GB,8GB,8GB`. Raises BadInput."""
     parts = [part.strip() for part in str(text).split(",")]
     if len(parts) > 1 and "" in parts:
         raise BadInput(
@@ -164,7 +164,7 @@ def parse_rate(text: str | float, what: str) -> float:
 
 
 def has_unit(text: str) -> bool:
-    """Whether an amount says its unit."""
+    """Whether an amount states its unit."""
     return bool(_unit(text))
 
 
@@ -173,13 +173,13 @@ def _unit(text: str | float) -> str:
 
 
 def _bytes_in(text: str | float) -> dict[str, float]:
-    """The unit of bytes that `text` has, in any case, and its size."""
+    """The unit of bytes that `text` ends with, in any case, and its size."""
     unit = _unit(text)
     return {unit: BYTES[unit.upper()]} if unit.upper() in BYTES else {}
 
 
 def _amount(text: str | float, units: Mapping[str, float]) -> float | None:
-    """The number in `text` times its unit; None where it is no number from 0 up with such a unit."""
+    """The number in `text` times its unit; None unless it is a number ≥ 0 with such a unit."""
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([^\d\s]*)\s*", str(text), re.ASCII)
     if match is None or match[2] not in units or len(match[1]) > 30:
         return None
@@ -188,12 +188,12 @@ def _amount(text: str | float, units: Mapping[str, float]) -> float | None:
 
 
 def times_note(source: str) -> str:
-    """What to say of times from this source (a profile's, or a problem's): "" of measured ones, and where nobody said."""
+    """A note on times from this source (a profile's, or a problem's): "" for measured ones, and for an unknown source."""
     return "" if re.match(r"measured(:| with split |$)", source) or not source else f"times are {source}, not measured"
 
 
 def format_gap(gap: float) -> str:
-    """A certificate's gap as a share, or "optimal" where nothing is left: `1.24%`."""
+    """A certificate's gap as a share, or "optimal" if it is zero: `1.24%`."""
     return f"{gap:.2%}" if gap > 0 else "optimal"
 
 
@@ -209,7 +209,7 @@ def numbers_in(text: str) -> Sequence[int]:
 
 
 def rows_of_numbers(numbers: Sequence[int]) -> list[str]:
-    """Rising whole numbers as `numbers_in` reads them, a row of neighbours as one: "0", "4-7"."""
+    """Ascending whole numbers as `numbers_in` reads them, with consecutive ones joined: "0", "4-7"."""
     ends = [i for i, number in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != number + 1]
     starts = [0, *(end + 1 for end in ends[:-1])] if ends else []
     pairs = zip(starts, ends, strict=True)

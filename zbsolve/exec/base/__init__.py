@@ -1,1 +1,1 @@
-"""What all of the executor stands on: programs, handlers, parts and what a rank holds. It knows no feature."""
+"""What all of the executor is built on: programs, handlers, parts and the state of a rank. It knows no feature."""

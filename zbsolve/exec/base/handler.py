@@ -1,7 +1,7 @@
-"""What the executor knows of one kind of pass, as one record: a `Handler`, and what it asks of a problem's graph.
+"""`Handler`: all that the executor knows of one kind of pass. `Graph`: a problem's passes and edges, which handlers check.
 
-The interpreter and lowering read handlers and know no kind themselves. A new kind of pass is a row of `zbsolve.kinds`, which
-says all else that is known of it, a builder that puts it into a problem, and a handler in `exec.handlers.HANDLERS`.
+The interpreter and lowering read handlers and know no kind themselves. A new kind of pass needs a row in `zbsolve.kinds`, a
+builder that puts its passes into a problem, and a handler in `exec.handlers.HANDLERS`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .program import Action
 
 
 class Graph:
-    """A problem's passes, found by what they are, and which of them an edge orders. training: forwards need backwards."""
+    """Finds a problem's passes by kind, stage and microbatch, and its edges. training: each forward needs a backward."""
 
     def __init__(self, problem: Problem, training: bool = True) -> None:
         self.problem, self.training = problem, training
 
     def one(self, row: int) -> Pass:
-        """The pass of a row."""
+        """The pass in a row of the problem's table."""
         return self.problem.passes[row]
 
     def each(self, rows: Ints) -> Iterator[tuple[int, Pass]]:
@@ -38,8 +38,8 @@ class Graph:
         return self.problem.index.get(pass_name(kind, like.stage, like.microbatch, like.slice))
 
     def beside(self, like: Pass, step: int) -> int | None:
-        """The row of what `like` is for the next slice (step 1) or for the one before (−1); None where there is none. Raises
-        BadInput where its pass is missing."""
+        """The row of the pass like `like` of the next slice (step 1) or of the one before (−1); None behind the last slice
+        and before the first. Raises BadInput where that slice has no such pass."""
         if not 0 <= like.slice + step < self.problem.slices:
             return None
         other = replace(like, slice=like.slice + step)
@@ -48,8 +48,7 @@ class Graph:
         return row
 
     def check_order(self, checked: Pass, *rows: int | None, alone: bool = False) -> None:
-        """Raise BadInput, for pass `checked`, where no edge orders each of these rows that are there and the next. alone:
-        also where they are not on one rank."""
+        """Raise BadInput naming `checked` unless edges order these rows (None left out). alone: they must share a rank."""
         for before, after in pairwise(row for row in rows if row is not None):
             a, b = self.one(before), self.one(after)
             if not self.ordered(before, after):
@@ -58,7 +57,7 @@ class Graph:
                 raise BadInput(f"pass {checked.name}: {a.name} and {b.name} are on two ranks")
 
     def ordered(self, before: int, after: int) -> bool:
-        """Whether an edge goes from one row to the other."""
+        """Is there an edge from one row to the other?"""
         return (before, after) in self._pairs
 
     def need(self, kind: str, like: Pass) -> int:
@@ -75,8 +74,8 @@ class Graph:
         return frozenset(zip(edges.before.tolist(), edges.after.tolist(), strict=True))
 
 
-# (state, stage) → nothing; (state, name of a pass, surely?) → nothing; (state, pass) → monotonic ns or an event of a GPU; 0
-# where nothing ran.
+# Release: (state, stage). Settle: (state, name of a pass, must it be done?). Ended: (state, pass) → monotonic ns or a GPU
+# event; 0 where nothing ran. `Handler` says when each is called.
 Release = Callable[[RankState, int], None]
 Settle = Callable[[RankState, str, bool], None]
 Ended = Callable[[RankState, Action], Any]
@@ -85,33 +84,32 @@ Check = Callable[[Graph, Ints], None]
 
 @dataclass(frozen=True)
 class Handler:
-    """One kind of pass. Where its row says `together` or `away`, its work goes on, and joins ranks by itself: edges between
-    ranks to and from it carry nothing.
+    """How the executor runs one kind of pass. Passes whose `Kind` is `together` or `away` only start work, and synchronize
+    with other ranks themselves: their edges between ranks carry nothing.
 
     run(state, action, given): does the pass's work and returns its output, a pytree of tensors, or None. `given` is what the
     edge to the pass carries, or None. The interpreter takes the output wherever the schedule's edges carry it.
-    check(graph, rows): raises BadInput where the executor cannot run these passes, all that a problem has of the kind; by
-    default they run wherever a schedule puts them.
+    check(graph, rows): raises BadInput where the executor cannot run these passes. rows: all passes of the kind. By default
+    a schedule may put them anywhere.
     takes: what the pass cannot do without: "activation" (on the first stage it reads the batch instead), "gradient" (on the
     last stage the loss gives it), or "" where it needs nothing.
-    makes: what its output is called when a number in it is not finite.
+    makes: the name of its output in errors about NaN and inf.
     adds_gradients: it adds to the gradients of its stage's parameters.
-    uses_weights: it uses the weights of its stage, so it has a version of them where there are updates.
-    repeatable: it leaves nothing that stays, so it can run once more (see `exec.ahead`).
-    only_time: nothing runs; an emulated device gives it a time.
-    reads: what of the batch it needs of its microbatch ("inputs", "targets"), on whichever rank.
-    sliced: it can run for a slice of a sequence.
-    before_its_pass: what it does is done by the pass of its stage and part that comes behind it. Where that does not come
-    right behind, the rank that helps it goes on while its work is done.
-    ends_with_step: it sums gradients with other ranks, and when it has ended is known only when the step ends.
-    does: what it does beside the passes that compute: with sharded parameters ("gather", "reduce"), so that no one else
-    needs to, with what a microbatch keeps ("offload", "reload"), or with a sharded vocabulary ("broadcast",
-    "merge", "sum", "embedding").
-    release(state, stage): the last pass has ended that an edge from this one goes to.
-    settle(state, name, sure): work that pass `name` began is to be done now, for what waits for it or takes what it frees;
-    not sure: only if it is done anyway.
-    ended(state, action): for a pass that only begins work, while its rank goes on. Asked when the step ends: waits until the
-    work is done, and says when that was.
+    uses_weights: it uses its stage's weights; where passes U update them, it has a version of its own.
+    repeatable: it changes nothing that stays, so it can run a second time (see `exec.ahead`).
+    only_time: it runs nothing; an emulated device gives it a duration.
+    reads: what it needs of its microbatch's batch ("inputs", "targets"), on whichever rank it runs.
+    sliced: it can run for one slice of a sequence.
+    before_its_pass: it runs nothing; the next pass of its stage and part does its work. Where that pass does not follow
+    directly, a rank that helps it goes on in the meantime.
+    ends_with_step: it sums gradients over ranks, and the end of the step tells when it ended.
+    does: its work, if it is no plain computation: with sharded parameters "gather" or "reduce", with offload "offload" or
+    "reload", with a sharded vocabulary "broadcast", "merge", "sum" or "embedding".
+    release(state, stage): called when the last pass has ended that an edge from this one leads to.
+    settle(state, name, sure): finish the work that pass `name` started, since a pass depends on it or takes the memory that
+    it frees. Not sure: only if it is done already.
+    ended(state, action): of a pass that only starts work while its rank goes on. Called at the end of the step: waits for
+    the work, and returns when it was done.
     """
 
     run: Run
@@ -133,12 +131,12 @@ class Handler:
 
     @property
     def goes_on(self) -> bool:
-        """Does its rank go on while its work is done? (For one of another rank, `Kind.away`, the action says so.)"""
+        """Does its rank go on while its work is done? (Of passes `Kind.away`, each action says so itself.)"""
         return self.ended is not None or self.ends_with_step
 
 
 def side_work_of(kind: type[Any]) -> dict[str, Any]:
-    """`settle` and `ended` of passes that only begin work, which the part of this type keeps in `side` by their names."""
+    """`settle` and `ended` of passes that only start work; the part of this type has that work in `side`, by pass name."""
     return {
         "settle": lambda state, name, sure: state.part(kind).side.settle(name, sure),
         "ended": lambda state, action: state.part(kind).side.ended(action.name),

@@ -1,7 +1,7 @@
-"""What one rank's interpreter works on (`RankState`), and what a feature is while a rank runs: a `Part`.
+"""`RankState`, what the passes of one rank work on, and `Part`, what a feature is on one rank while it runs.
 
-The interpreter and the rank hold parts in a tuple and know none by name. Handlers of a feature's kinds ask for theirs by
-type (`RankState.part`). A part says only what its feature needs: here every method does nothing.
+The interpreter and the rank hold parts in a tuple and know none by name. Handlers of a feature's kinds find theirs by
+type (`RankState.part`). A part overrides only the methods that its feature needs; here they all do nothing.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from torch import Tensor, nn
 from ...util.errors import BadInput
 from .program import Action, Message
 
-Run = Callable[[Any, Action, Any], Any]  # (state, pass, what its edge carries) → its output; see `Handler.run`
+Run = Callable[[Any, Action, Any], Any]  # (state, pass, what its edge carries) → output; see `Handler.run`
 
 
 class Keeper(Protocol):
-    """Who takes what an F keeps, and stands by a tensor's place with an `Away`."""
+    """Takes the tensors that an F keeps for its backward, for example to the host. An `Away` stands for each of them."""
 
     def fix(self, tensors: Iterable[Tensor]) -> None:
-        """These stay where they are, such as parameters and buffers."""
+        """These tensors, such as parameters and buffers, are not to be taken."""
 
     def saving(self) -> AbstractContextManager[Any]:
-        """What autograd saves inside is kept here."""
+        """A context in which the keeper takes what autograd saves."""
 
     def keep(self, tensor: Tensor) -> Any:
-        """What stands for the tensor; the tensor itself where it stays."""
+        """What stands for the tensor: an `Away`, or the tensor itself where it is not taken."""
 
     def keep_all(self, value: Any) -> Any:
-        """A pytree with what stands for its tensors."""
+        """A pytree in which each tensor is replaced as by `keep`."""
 
 
 class Part:
-    """A feature on one rank. name: as errors say it. marks: of this rank's device, where that is a GPU. no_capture: why
-    steps with it are not captured as CUDA graphs. no_ahead: why no step begins before the optimizer's last one is
-    validated. no_outputs: why no rank has the model's outputs. any_order: its results are the same in any order of passes
-    that keeps edges and syncs. place: the number of this rank's part of the batch; None: the feature does not divide it.
-    rounding: what gradients may lose by it, as a share of a tensor's largest value: a check allows as much."""
+    """A feature on one rank. name: in errors. marks: of this rank's GPU (see `device.rank_device`). no_capture: why steps
+    with it are not captured as CUDA graphs. no_ahead: why no step may begin before the optimizer's last update is validated.
+    no_outputs: why no rank has the model's outputs. any_order: its results do not depend on the order of passes, as long as
+    edges and syncs hold. place: which part of the batch this rank has; None: the feature does not divide the batch.
+    rounding: the error in gradients that it may cause, as a share of a tensor's largest value; checks allow it."""
 
     name, no_capture, no_ahead, no_outputs, any_order = "", "", "", "", False
     marks: Any = None
@@ -49,24 +49,24 @@ class Part:
     rounding: float = 0.0
 
     def around(self, kind: str, run: Run) -> Run:
-        """What runs passes of a kind in place of `run`: the same with what the feature does before and behind it."""
+        """A function that runs passes of a kind in place of `run`: it calls `run`, and does the feature's work around it."""
         return run
 
     def keeper(self, action: Action, data: Any) -> Keeper | None:
-        """Who takes what the F of a pass keeps. data: of the step (see `Data`)."""
+        """The keeper of what the F of a pass keeps; None: the rank keeps it. data: of the step (see `Data`)."""
         return None
 
     def begin(self, data: Any) -> None:
         """A step begins."""
 
     def begin_gradients(self) -> None:
-        """From here on passes may add to gradients: those from before the step are needed no more."""
+        """Passes may add to gradients from now on: those of the step before are no longer needed."""
 
     def done(self, stage: int) -> None:
-        """The last pass has run that adds to a stage's gradients."""
+        """Called when the last pass has run that adds to a stage's gradients."""
 
     def held_bytes(self) -> int:
-        """Bytes that count beside what a meter sees of activations."""
+        """Bytes on the device that count as held, beside the activations that a meter sees."""
         return 0
 
     def host_bytes(self) -> int:
@@ -74,65 +74,65 @@ class Part:
         return 0
 
     def no_activations(self) -> Iterable[Tensor | None]:
-        """Tensors that a meter is not to count."""
+        """Tensors that a meter must not count as activations."""
         return ()
 
     def own_parameters(self) -> Mapping[int, Sequence[tuple[str, nn.Parameter]]]:
-        """Number of a stage that is none of the model's → the trained parameters that its passes have here, with names."""
+        """Stages beyond the model's (shards of a vocabulary) → the trained parameters of their passes here, by name."""
         return {}
 
     def elsewhere(self) -> Iterable[nn.Parameter]:
-        """The parameters here that an earlier rank of the pipeline holds too."""
+        """Parameters on this rank that an earlier rank of the pipeline holds too."""
         return ()
 
     def optimizers(self) -> Iterable[tuple[torch.optim.Optimizer, Mapping[nn.Parameter, nn.Parameter]]]:
-        """Optimizers of its own, each with its parameters → those of the layers that they stand for."""
+        """The part's own optimizers, each with a mapping from its parameters to those of the layers."""
         return ()
 
     def came(self, message: Message, value: Any) -> None:
-        """A message beside the row of stages has brought `value`, for the pass that runs next."""
+        """A side message has brought `value` for the pass that runs next: one that is not from one stage to the next."""
 
     def goes(self, message: Message) -> Any:
-        """What a message beside the row of stages carries, behind the pass that sends it."""
+        """The value to send with a side message, after the pass that sends it."""
 
     def sums(self) -> Mapping[int, Any]:
-        """All passes have run: add up gradients over ranks. Stage → when the sums that its passes began were there,
-        monotonic ns or a mark of the device. Parts do this in turn. Raises LostRank."""
+        """Sum gradients over ranks, when all passes have run. Returns stage → when the sums that its passes started were
+        done, monotonic ns or a mark of the device. Parts are called one after the other. Raises LostRank."""
         return {}
 
     def change_whole(self, layers: Sequence[nn.Module]) -> None:
-        """A check compares with the unsplit model, whose `layers` have the gradients of a plain step: make of these what the
-        feature makes of those of all ranks."""
+        """For a check against the unsplit model, whose `layers` have the gradients of a plain step: change these as the
+        feature changes the gradients of all ranks."""
 
     def wait_gradients(self) -> None:
-        """Until `.grad` is what an optimizer may read. Raises LostRank."""
+        """Wait until `.grad` has what an optimizer reads. Raises LostRank."""
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Does it update parameters whose gradients are on their way? Then it waits for them."""
+        """Does it update parameters whose gradients are still being summed? Then it waits for them."""
         return False
 
     def end(self) -> None:
-        """A step has ended, or a round of forwards."""
+        """Called at the end of a step, or of a round of forwards."""
 
     def forget(self) -> None:
-        """Drop what a step has left that broke off while it was launched, or that begins anew."""
+        """Drop the state of a step that failed while it was launched, or that begins again."""
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Part | None:
-        """The part for a round of forwards alone, of these `stages`; None: it has nothing to do there."""
+        """The part for a round of forwards alone through these `stages`; None: it does nothing there."""
         return None
 
     def check_alike(self, content: str) -> None:
-        """Raise BadInput where other ranks that it works with have other `content` (what a schedule says). All call this."""
+        """Raise BadInput where ranks that it works with have another schedule (`content` as text). All of them call this."""
 
     def break_off(self) -> None:
         """End its connections, so that no other rank waits for this one."""
 
     def close(self) -> None:
-        """The pipeline is gone."""
+        """Called when the pipeline is garbage."""
 
 
 def asked(parts: Iterable[Part], method: str) -> tuple[Any, ...]:
-    """The method of those parts that do something there, in turn."""
+    """This method of each part that overrides it, in order."""
     return tuple(getattr(part, method) for part in parts if getattr(type(part), method) is not getattr(Part, method))
 
 
@@ -141,10 +141,10 @@ P = TypeVar("P", bound=Part)
 
 @dataclass(frozen=True)
 class Data:
-    """What a step feeds in. inputs, targets: microbatch → pytree of tensors, for the first and for the last stage. seed:
-    microbatch m draws its random numbers from seed + m. shares: what each microbatch counts in the mean, 1 on average
-    (empty: all count alike). scale: losses are multiplied by it before their backward. uncounted: where microbatches are
-    slices: what makes of the targets of one that counts nothing what its loss gets."""
+    """The data of one step. inputs, targets: microbatch → pytree of tensors, for the first and for the last stage. seed:
+    microbatch m draws its random numbers from seed + m. shares: microbatch → its weight in the mean loss, 1 on average
+    (empty: all weights are 1). scale: losses are multiplied by it before their backward. uncounted: with slices,
+    marks the targets of a slice in which no label counts (see `slices.cutting.Uncounted`)."""
 
     inputs: Mapping[int, Any]
     targets: Mapping[int, Any]
@@ -154,25 +154,25 @@ class Data:
     uncounted: Callable[[Any], Any] | None = None
 
     def share(self, microbatch: int) -> float:
-        """What a microbatch counts in the mean."""
+        """The weight of a microbatch in the mean loss."""
         return self.shares.get(microbatch, 1.0)
 
 
 def sum_of(losses: Sequence[Tensor]) -> Tensor | None:
-    """The sum of losses, which may differ in type; None where there are none."""
+    """The sum of losses, whose dtypes may differ; None where there are none."""
     return torch.stack([loss.double() for loss in losses]).sum() if losses else None
 
 
 def share_of_loss(loss: Tensor, share: float) -> Tensor:
-    """`share` of a mean loss; 0 where none of its labels count, whose mean torch's own cross entropy gives as NaN. The
-    backward still runs then, with the gradient 0."""
+    """A mean loss times `share`. Share 0 gives 0, also where the loss is NaN: torch's cross entropy is NaN if no label
+    counts. The backward then runs with gradient 0."""
     return loss * share if share else torch.zeros_like(loss)
 
 
 @dataclass(slots=True)
 class RankState:
-    """What the passes of one rank work on. stages: by number (see `backward.stage`). parts: of the features that the step
-    has, in the order in which they are asked; keepers: see `Part.keeper`. data, losses: of the step that runs."""
+    """What the passes of one rank work on. stages: by number (see `backward.stage`). parts: of the step's features, in the
+    order in which they are called. keepers: see `Part.keeper`. data, losses: of the current step."""
 
     stages: Mapping[int, Any]
     parts: Sequence[Part] = ()
@@ -200,12 +200,12 @@ class RankState:
 class Record:
     """One step of one rank. Times are monotonic ns.
 
-    began: when the step began. arrived, waited, start, end: a number for each pass of the program: when its message was
-    there (0: it takes none), how long this rank waited for that message, its start and its end. losses: parts of the losses
-    of microbatches that are made here: by the last stage, and by layers themselves. held, host: bytes after each pass on
-    the device and in host memory, where a meter counts them. marks: on a GPU, the marks around each pass; until they are
-    read, when the step is over, times are those of launching, and those in `arrived` are marks. later: number of a pass that
-    only began work → the mark behind that. launched: how long launching each pass took the host.
+    began: when the step began. arrived, waited, start, end: a number for each pass of the program: when its message
+    arrived (0: it takes none), how long this rank waited for it, its start and its end. losses: the terms of the loss
+    that this rank computes: by the last stage, and by layers themselves. held, host: bytes after each pass on the device and
+    in host memory, where a meter counts them. marks: on a GPU, the marks around each pass. They are read after the step;
+    until then, times are those of launching, and those in `arrived` are marks. later: number of a pass that only started
+    work → the mark at the work's end. launched: the host's time to launch each pass.
     """
 
     began: int
@@ -221,7 +221,7 @@ class Record:
     launched: list[int] = field(default_factory=list)
 
     def columns(self) -> tuple[list[Any], ...]:
-        """All that grows with the passes."""
+        """All lists that grow with each pass."""
         return self.arrived, self.waited, self.start, self.end, self.losses, self.held, self.host, self.marks, self.launched
 
 
@@ -229,10 +229,10 @@ class Record:
 class Hooks:
     """What else happens around passes.
 
-    announce: called with each pass's name before it. emulated: the device (`emulate.EmulatedDevice`) whose times passes and
-    messages take. watch: look for NaN and inf in all that passes make. limit: bytes of activations that the device has; a
-    pass that needs more fails, in every step, which are slower for it. compare: stages compare what slices give with whole
-    sequences (see `slices.stage`).
+    announce: called with each pass's name before it runs. emulated: the device (`emulate.EmulatedDevice`) whose times passes
+    and messages take. watch: check all outputs of passes for NaN and inf. limit: bytes of activations that the device has; a
+    pass that needs more fails. Steps are slower with a limit. compare: stages compare the results of slices with those of
+    whole sequences (see `slices.stage`).
     """
 
     announce: Callable[[str], None] | None = None

@@ -1,4 +1,4 @@
-"""What each rank does in a step, as data: `lower` makes programs, the interpreter runs them."""
+"""Each rank's program: what it does in a step, as data. `lower` makes programs, and the interpreter runs them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """What pass `before` on rank `source` makes and pass `after` on rank `destination` takes: an activation after stage
-    `boundary`, or (`gradient`) the gradient of one, of the same shape. part: see `Action`. beside: of side inputs and their
-    gradients, which stage `boundary` gives, the first stage there that takes them; 0: it goes along the row of stages. Both
-    ends of one lowering hold the same object."""
+    """A tensor or pytree that pass `before` on rank `source` makes and pass `after` on rank `destination` takes: the
+    activation after stage `boundary`, or (`gradient`) the gradient of one, with the same shape. part: see `Action`. beside:
+    for a side input that stage `boundary` gives, and for its gradient, the first stage there that takes it; 0: a message
+    from one stage to the next. Sender and receiver have the same object, if one call of `lower` made both."""
 
     before: str
     after: str
@@ -24,16 +24,16 @@ class Message:
 
     @property
     def channel(self) -> tuple[int, ...]:
-        """The boundary, the ranks before and behind it, and `beside`. Messages of one channel have one shape for one shape
-        of input."""
+        """The boundary, the ranks before and behind it, and `beside`. All messages of a channel have the same shape where
+        inputs have the same shape."""
         ends = (self.destination, self.source) if self.gradient else (self.source, self.destination)
         return self.boundary, *ends, self.beside
 
 
 @dataclass(frozen=True, slots=True)
 class VersionUse:
-    """What a pass has to do with versions of its stage's weights. version: the one that it uses, or that an update makes;
-    group: the update that its gradients go to (an update: itself); over: no pass after this one uses the version."""
+    """How a pass uses versions of its stage's weights. version: the one that it reads; of an update, the one that it makes.
+    group: the update that gets its gradients (of an update: itself). over: it is the last pass that uses the version."""
 
     version: int
     group: int
@@ -41,7 +41,7 @@ class VersionUse:
 
 
 class Await(NamedTuple):
-    """A pass `name` before another one, which only began work that is to be done now: surely, or else if it is done."""
+    """Pass `name` started work before; it must be finished now (`sure`), or is finished only if it is done already."""
 
     kind: str
     name: str
@@ -52,17 +52,17 @@ class Await(NamedTuple):
 class Action:
     """One pass of a rank's program.
 
-    part: its microbatch, or its slice of one (see `slices.cutting`). companions: the kinds of all passes that its part
-    has on its stage. posts: messages that get their memory before it. receives, gone: on a GPU, messages that are
-    received from here on, and those sent before that have gone (see `handover`). takes: the message with its input, or
-    the name of the pass on this rank that hands it over, or None where it needs neither. reads: its input is the batch.
-    sends, hands: where its output goes: to other ranks, and to passes of this one. done: it is the last
-    pass here that adds to its stage's gradients. use: of versions of weights, where there are updates. releases: (kind,
-    stage) of the passes here whose work is over with this one (see `Handler.release`). awaits: work that passes before it
-    only began (see `Handler.settle`). hears: passes of other ranks that it waits for though it takes nothing of them.
-    stream: what it occupies. share: of the bytes that a pass before it holds, how much it
-    moves to another pool. goes_on: its rank runs the next passes while its work is done. sides: messages
-    of side inputs that it takes beside that (see `exec.sides`).
+    part: its microbatch, or its slice of one (see `slices.cutting`). companions: the kinds of all passes of its stage and
+    part. posts: messages whose memory is allocated before it. receives, gone: on a GPU, the messages whose receive starts
+    before it, and those sent earlier that have left by then (see `handover`). takes: the message with its input, or the name
+    of the pass on this rank that makes it, or None where it takes neither. reads: its input is the batch. sends, hands: the
+    messages with its output, to other ranks and to passes of this rank. done: it is the last
+    pass here that adds to its stage's gradients. use: of versions of weights, where passes U update them. releases: (kind,
+    stage) of passes whose result no pass after this one uses (see `Handler.release`). awaits: work to finish that passes
+    before it started (see `Handler.settle`). hears: passes of other ranks that it waits for, though they send it nothing.
+    stream: the stream that it runs on. share: which share of the bytes that a pass before it holds it
+    moves to another pool. goes_on: its rank runs the next passes while its work is done. sides: further messages that it
+    takes, with side inputs (see `exec.sides`).
     """
 
     name: str
@@ -89,14 +89,14 @@ class Action:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Those of other ranks that it takes, that of the row first."""
+        """All messages from other ranks that it takes; first the one from the stage before or behind it."""
         return (self.takes, *self.sides) if isinstance(self.takes, Message) else self.sides
 
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does in a step. actions: its passes in order. incoming: source rank → its messages in the order in which
-    they are sent. stages: those held here. inputs, targets: the microbatches whose first or last stage runs here."""
+    """One rank's program of a step. actions: its passes in order. incoming: source rank → its messages in the order of its
+    sends. stages: those on this rank. inputs, targets: the microbatches whose inputs or targets it reads."""
 
     rank: int
     actions: tuple[Action, ...]

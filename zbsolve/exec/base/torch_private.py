@@ -1,7 +1,7 @@
-"""Private names of torch, all that the executor and the profiler use, each behind a name of ours that says what it is for.
+"""All private names of torch that the executor and the profiler use, each behind a function of ours that says its purpose.
 
-They may change with any release of torch; `tests/exec/test_torch_private.py` has a test for each. Nothing else in these
-packages names a private part of torch. What needs an import of seconds is imported when it is first asked for.
+Any release of torch may change them; `tests/exec/test_torch_private.py` tests each. Nothing else in these
+packages uses a private name of torch. What takes seconds to import is imported at its first use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 
 from ...util.errors import BadInput
 
-# Torch's own, as they are; all else is defined here.
+# Torch's own, passed on unchanged; everything else is defined here.
 __all__ = ["BatchNorm", "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "TreeSpec"]
 __all__ += ["tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "treespec_dumps", "treespec_loads"]
 
@@ -49,22 +49,22 @@ check_version(torch.__version__, OLDEST, "zbsolve")
 
 # --- Autograd ---
 
-# Is torch's profiler recording? 0.05 µs a question; a label where nobody looks would cost ten.
+# Is torch's profiler recording? Asking takes 0.05 µs; a label while it is off would take ten times as long.
 profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
-# Are grad, vmap or other function transforms active? Their tensors are not ours to split.
+# Are function transforms such as grad or vmap active? We do not split their tensors.
 functorch_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 _ENGINE: Any = torch.autograd.Variable._execution_engine
 
 
 def run_backward(roots: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
-    """Accumulate gradients from `roots` on, freeing the graph. torch.autograd.backward's own Python would take longer than
-    many a small layer, and a second to import."""
+    """Accumulate gradients from `roots` on, freeing the graph. The Python code of torch.autograd.backward takes longer than
+    many small layers, and a second to import."""
     _ENGINE.run_backward(tuple(roots), tuple(gradients), False, False, (), True, True)
 
 
 def gradient_edge(y: Tensor) -> GradientEdge:
-    """The edge into the graph that made `y`: what torch's `get_gradient_edge` gives, in a third of its time for all but a
-    leaf and a node of Python's, which would not hold the graph."""
+    """The edge into the graph that made `y`, as `get_gradient_edge` gives it, in a third of its time. Leaves and nodes of
+    Python functions need torch's own, as a plain edge would not keep the graph of the latter alive."""
     node = y.grad_fn
     if node is None or isinstance(node, torch._C._FunctionBase):
         return get_gradient_edge(y)
@@ -72,13 +72,13 @@ def gradient_edge(y: Tensor) -> GradientEdge:
 
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """`function.apply` without its own Python, which looks for functorch transforms: 3 of 20 µs a call. For functions that
-    are called only where `functorch_active` says no."""
+    """`function.apply` without its Python code, which looks for functorch transforms: 3 of 20 µs a call. Call it only where
+    `functorch_active` returns False."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def hooked(parameter: Tensor) -> bool:
-    """Does it have hooks? They run where autograd brings its gradient."""
+    """Does the tensor have hooks? Autograd calls them when it has its gradient."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
@@ -86,7 +86,7 @@ def hooked(parameter: Tensor) -> bool:
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often it was changed in place."""
+    """The number of in-place changes of the tensor so far."""
     return tensor._version
 
 
@@ -96,15 +96,15 @@ def storage_key(tensor: Tensor) -> int:
 
 
 def awaited(tensor: Tensor) -> Tensor:
-    """The tensor itself, also where a collective is still to bring it."""
-    module = sys.modules.get("torch.distributed._functional_collectives")  # who has such a tensor has imported it
+    """The tensor itself, once a pending collective that makes it is done."""
+    module = sys.modules.get("torch.distributed._functional_collectives")  # imported already wherever such a tensor exists
     if type(tensor) is Tensor or module is None or not isinstance(tensor, module.AsyncCollectiveTensor):
         return tensor
     return tensor.wait()
 
 
 def norms_of(tensors: list[Tensor], order: float, kind: torch.dtype) -> tuple[Tensor, ...]:
-    """The norm of this order of each, if any, added up in `kind`. Of complex numbers their sizes count."""
+    """The norm of this order of each tensor, if any, summed in dtype `kind`. Complex numbers count by magnitude."""
     real = [tensor.abs() if tensor.is_complex() else tensor for tensor in tensors]
     return torch._foreach_norm(real, order, dtype=kind) if tensors else ()
 
@@ -116,12 +116,12 @@ def scale_all(tensors: list[Tensor], factor: float) -> None:
 
 
 def without_modes() -> Any:
-    """A context in which no dispatch mode sees operations, such as one that counts bytes."""
+    """A context in which dispatch modes, such as one that counts bytes, see no operations."""
     return _disable_current_modes()
 
 
 class PlainDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that nobody compiles: it does not import torch._dynamo, which takes seconds."""
+    """A dispatch mode that is never compiled, and so does not import torch._dynamo, which takes seconds."""
 
     supports_higher_order_operators = True
 
@@ -131,17 +131,17 @@ class PlainDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def dispatch_modes() -> int:
-    """How many dispatch modes see operations now."""
+    """The number of dispatch modes that are active."""
     return torch._C._len_torch_dispatch_stack()
 
 
 def saving_hooked() -> bool:
-    """Does a hook see what autograd saves now?"""
+    """Is there a hook on the tensors that autograd saves now?"""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def is_mutable(operation: Any) -> bool:
-    """Does a dispatched operation write to what it is given?"""
+    """Does a dispatched operation write to its arguments?"""
     return bool(operation._schema.is_mutable)
 
 
@@ -149,12 +149,12 @@ def is_mutable(operation: Any) -> bool:
 
 
 def end_pool(device: torch.device, pool: Any) -> None:
-    """Let the allocator take no more memory from the pool of a capture that broke off, where torch still does: as long as it
-    does, it gives nothing back to the device."""
+    """After a capture that failed, stop the allocator from using the capture's memory pool, if it still does. Until then it
+    gives no memory back to the device."""
     from torch._C import _cuda_endAllocateToPool, _cuda_releasePool
 
     index = torch.cuda.current_device() if device.index is None else device.index
-    with suppress(RuntimeError):  # it has ended
+    with suppress(RuntimeError):  # the allocator has stopped using it
         _cuda_endAllocateToPool(index, pool)
         _cuda_releasePool(index, pool)
 
@@ -163,12 +163,12 @@ def end_pool(device: torch.device, pool: Any) -> None:
 
 
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    """The CPU's fused attention: output, and the logarithm of the softmax's denominator, (batch, heads, queries)."""
+    """The CPU's fused attention: output and log-sum-exp of the scores, shape (batch, heads, queries)."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
 
 
 def flash_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Its gradients of q, k and v, from (gradient, q, k, v, output, logarithm, causal, scale)."""
+    """Its gradients with respect to q, k and v, from (gradient, q, k, v, output, log-sum-exp, causal, scale)."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*args[:-2], 0.0, args[-2], scale=args[-1])
 
 
@@ -176,7 +176,7 @@ def flash_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Name → child, also a child that is there twice; `named_children` names it once."""
+    """Name → child; a child that occurs twice is there twice, unlike in `named_children`."""
     return module._modules
 
 
@@ -186,18 +186,18 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """Name → the module's own buffers; another tensor may be put in one's place."""
+    """Name → the module's own buffers. The mapping can be changed, to replace a buffer."""
     return module._buffers
 
 
 def persistent_buffers(module: nn.Module) -> list[Tensor]:
-    """Those that its state dict has, of it and the modules in it."""
+    """The buffers in the state dict of the module and of all modules in it."""
     own = ((inner, name, buffer) for inner in module.modules() for name, buffer in buffers_of(inner).items())
     return [buffer for inner, name, buffer in own if buffer is not None and name not in inner._non_persistent_buffers_set]
 
 
 def padding_around(layer: Any) -> list[int]:
-    """What a convolution whose padding is no plain zeros pads its input by, as `functional.pad` takes it."""
+    """For a convolution whose padding mode is not zeros: the padding of its input, as `functional.pad` takes it."""
     return layer._reversed_padding_repeated_twice
 
 
@@ -209,12 +209,12 @@ def output_padding(layer: Any, x: Tensor, output_size: list[int] | None) -> list
 
 # --- Fake tensors ---
 
-# What tensors without numbers raise where a layer reads numbers.
+# What torch raises where a layer reads the values of fake tensors, which have none.
 FAKE_REFUSALS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
 
 
 def fake_log() -> logging.Logger:
-    """Where torch logs the traceback of what fails under fake tensors."""
+    """The logger to which torch writes the traceback of a failure under fake tensors."""
     return logging.getLogger("torch._subclasses.fake_tensor")
 
 
@@ -227,7 +227,7 @@ def default_group() -> Any:
 
 
 def default_store() -> Any:
-    """The store through which its ranks met."""
+    """The store through which the ranks of the default group met."""
     return dist.distributed_c10d._get_default_store()
 
 
@@ -246,9 +246,9 @@ def backend_name(group: Any, device: torch.device) -> str:
 
 
 def own_backend(kind: str, name: str, place: tuple[int, int], timeout: timedelta) -> Any:
-    """A backend, "gloo" or "nccl", that is in no process group of torch's: the names that `new_group` gives to groups of
-    some ranks alone count how many groups a process has, and ranks that have other numbers of them do not find each other.
-    name: the same on its ranks, and of no other; place: this rank's number, of how many."""
+    """A backend, "gloo" or "nccl", outside of torch's process groups. The names of groups that `new_group` makes for some
+    ranks alone contain how many groups a process has; where ranks have made different numbers of groups, they do not find
+    each other. name: the same on its ranks, and used once; place: (this rank's number, their count)."""
     store = dist.distributed_c10d.PrefixStore(name, default_store())
     if kind == "gloo":
         return dist.ProcessGroupGloo(store, *place, timeout)
@@ -258,7 +258,7 @@ def own_backend(kind: str, name: str, place: tuple[int, int], timeout: timedelta
 
 
 def backend_timeout(backend: Any) -> timedelta:
-    """How long a gloo backend waits where nothing else is said."""
+    """How long a gloo backend waits by default."""
     return backend.options._timeout
 
 
@@ -266,22 +266,22 @@ def backend_timeout(backend: Any) -> timedelta:
 
 
 def fsdp_parameters(module: Any) -> list[Any]:
-    """What FSDP knows of each parameter that it wrapped with `module` itself. Of that we use `sharded_param`,
+    """FSDP's records of the parameters that it wrapped with `module` itself. We use their fields `sharded_param`,
     `unsharded_param` (from the first gather on), `unsharded_accumulated_grad` (a gradient in `reduce_dtype`, None where that
-    is the parameter's), `accumulate_unsharded_grad_if_needed` and `to_accumulated_grad_if_needed` (which bring gradients
+    is the parameter's dtype), `accumulate_unsharded_grad_if_needed` and `to_accumulated_grad_if_needed` (which put gradients
     there), `fsdp_placement` and `mesh_info.mesh`."""
     return [known for group in fsdp_groups(module) for known in group.fsdp_params]
 
 
 def fsdp_gathers(module: Any) -> list[Any]:
-    """The gathers that `module.unshard(async_op=True)` began and nobody has waited for, as work of a process group. (The
-    handle that it returns waits as long as the process group does.)"""
+    """Work handles of the gathers that `module.unshard(async_op=True)` has started and that are not waited for. (The handle
+    that it returns has only the process group's own timeout.)"""
     begun = [group._all_gather_result for group in fsdp_groups(module)]
     return [gather.all_gather_work for gather in begun if gather is not None and gather.all_gather_work is not None]
 
 
 def fsdp_groups(module: Any) -> list[Any]:
-    """The groups of parameters of one wrapped module. Releases before 2.12 know one of them, or None."""
+    """The parameter groups of one wrapped module. Releases of torch before 2.12 have one such group, or None."""
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return state._fsdp_param_groups
@@ -289,7 +289,7 @@ def fsdp_groups(module: Any) -> list[Any]:
 
 
 def fsdp_casts(module: Any) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """The types that FSDP's hooks cast a module's inputs and its outputs to; None: they leave them."""
+    """The dtypes to which FSDP's hooks cast a module's inputs and its outputs; None: they do not cast them."""
     policy = module._get_fsdp_state()._mp_policy
     return policy.param_dtype if policy.cast_forward_inputs else None, policy.output_dtype
 
@@ -300,13 +300,13 @@ def fsdp_together(module: Any) -> int:
 
 
 def fsdp_hooks(module: Any) -> set[int]:
-    """The numbers of the hooks that FSDP put on a module's forward."""
+    """The ids of FSDP's forward hooks on a module."""
     state = module._get_fsdp_state()
     return {state._pre_forward_hook_handle.id, state._post_forward_hook_handle.id}
 
 
 def fsdp_mark(name: str) -> bool:
-    """Is that the name of what FSDP puts among a module's attributes?"""
+    """Is this an attribute that FSDP sets on a module?"""
     return name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params") or name.startswith("__composable_api_state_key")
 
 
@@ -314,8 +314,8 @@ def fsdp_mark(name: str) -> bool:
 
 
 def pipeline_runtime(stages: Iterable[Any], microbatches: int, **options: Any) -> Any:
-    """A runtime that takes its order from a CSV (see `load_order`). The first step of torch 2.11 begins with messages
-    between stages that follow each other. Those of one rank to itself, which gloo does not carry, are left out."""
+    """A runtime whose order is read from a CSV file (see `load_order`). The first step of torch 2.11 begins with messages
+    between consecutive stages. Those of a rank to itself are left out, since gloo does not carry them."""
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     for stage in (kept := list(stages)):
@@ -331,7 +331,7 @@ def load_order(runtime: Any, path: str) -> None:
 
 # --- Joint graphs of forward and backward ---
 
-# Kernels that give gradients of an input and of parameters at once: the position of the mask that says which are wanted.
+# Kernels that give gradients of inputs and parameters at once: the position of the argument that says which are wanted.
 MASK_POSITIONS = {
     torch.ops.aten.convolution_backward.default: 10,
     torch.ops.aten.native_layer_norm_backward.default: 7,
@@ -340,18 +340,18 @@ MASK_POSITIONS = {
 }
 
 
-# What a graph calls the part of a DTensor that has this rank's numbers.
+# The name in a graph of the local part of a DTensor.
 LOCAL_PART = "_local_tensor"
 
 
 class NoOperations(Exception):
-    """A forward runs no operation of torch: there is nothing to capture."""
+    """A forward that runs no operation of torch: there is nothing to capture."""
 
 
 def capture_block(stack: ExitStack, block: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """`block` as Dynamo captures it: tags of activation checkpointing and names of parameters stay, and compiled blocks are
-    gone through. `stack` keeps what a trace of it needs until it is closed. Sizes are those of `inputs`, whatever Dynamo saw
-    of blocks of the same class before. Raises NoOperations."""
+    """Capture `block` with Dynamo. Tags of activation checkpointing and names of parameters stay, and compiled blocks are
+    traced through. Close `stack` only after the graph was traced. Sizes are those of `inputs`, even if Dynamo has seen
+    blocks of the same class with others. Raises NoOperations."""
     from torch._dynamo import config
     from torch._dynamo.functional_export import dynamo_graph_capture_for_export
     from torch._guards import tracing
@@ -369,8 +369,8 @@ def capture_block(stack: ExitStack, block: nn.Module, inputs: tuple[Any, ...]) -
 
 
 def branches_on(mode: Any) -> list[str]:
-    """The inputs whose number a trace under `mode` has gone by, as of `if int(step)`: with another the graph is wrong.
-    (Of numbers that layers make, torch's tracers refuse that themselves.)"""
+    """The inputs whose value decided a branch of a trace under `mode`, as in `if int(step)`: for another value the graph is
+    wrong. (Branches on numbers that layers compute are refused by torch's tracers.)"""
     env = mode.shape_env
     gone_by = {symbol for guard in env.guards for symbol in guard.expr.free_symbols} | env.replacements.keys()
     names = [source.name for symbol, sources in env.var_to_sources.items() if symbol in gone_by for source in sources]
@@ -378,8 +378,8 @@ def branches_on(mode: Any) -> list[str]:
 
 
 def side_effects(warning: str) -> list[str]:
-    """What a forward changes beside tensors, by a warning of `capture_block`; empty where it says nothing of that. Buffers
-    are not among it: a graph returns them."""
+    """From a warning of `capture_block`: what a forward changes beside tensors; empty where it warns of something else.
+    Buffers are left out, since a graph returns them."""
     _, marker, sources = warning.partition("certain side effects happened")
     names = [name for name in re.findall(r'"([^"]+)"', sources) if not name.endswith("._buffers")] if marker else []
     return [re.sub(r"\._modules\['([^']+)'\]", r".\1", name).replace("L['self']", "self") for name in names]
@@ -387,8 +387,7 @@ def side_effects(warning: str) -> list[str]:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """What `torch.compile(module)` wrapped, or the module itself. Its class is known by name: importing it takes seconds."""
-    inside = module._modules.get("_orig_mod")
-    return module if inside is None or type(module).__name__ != "OptimizedModule" else inside
+    return module._modules["_orig_mod"] if type(module).__name__ == "OptimizedModule" else module  # type: ignore[return-value]
 
 
 def compiles(module: nn.Module) -> bool:
@@ -397,8 +396,8 @@ def compiles(module: nn.Module) -> bool:
 
 
 def export_joint(stack: ExitStack, block: Any, inputs: tuple[Any, ...], decompositions: dict[Any, Any] | None) -> Any:
-    """The joint graph of forward and backward; each input and output of it has a descriptor in its meta data. torch leaves
-    tensors of the trace in a module that has two names, so all are put back."""
+    """The joint graph of forward and backward; each of its inputs and outputs has a descriptor in its meta data. torch
+    leaves traced tensors in a module that is registered under two names, so all tensors are put back."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     before = [(part, dict(part._parameters), dict(part._buffers)) for part in block.modules()]
@@ -411,9 +410,9 @@ def export_joint(stack: ExitStack, block: Any, inputs: tuple[Any, ...], decompos
 
 
 def wrapped_values(joint: Any) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]], list[tuple[Any, Any]]]:
-    """What a joint graph knows of the tensor subclasses that it takes apart. For each of the forward's outputs, and for each
-    gradient: into how many values, and what it was like at the trace (None: a plain tensor, which is one). And the tangents
-    as they were at the trace, with their descriptors."""
+    """Of the tensor subclasses that a joint graph splits into values: for each output of the forward, and for each gradient,
+    the number of values and an example from the trace (None: a plain tensor, one value); and the
+    tangents of the trace with their descriptors."""
     from torch._functorch._aot_autograd.schemas import SubclassCreationMeta
 
     def known(metas: Iterable[Any]) -> list[tuple[int, Any]]:
@@ -427,14 +426,14 @@ def wrapped_values(joint: Any) -> tuple[list[tuple[int, Any]], list[tuple[int, A
 
 
 def descriptors() -> Any:
-    """The module of the classes of descriptors."""
+    """torch's module with the classes of descriptors."""
     from torch._functorch._aot_autograd import descriptors as found
 
     return found
 
 
 def decompositions() -> dict[Any, Any]:
-    """How inductor wants operations taken apart. Random numbers stay those of eager mode."""
+    """The decompositions that inductor wants. Random numbers stay those of eager mode."""
     from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
 
@@ -444,8 +443,9 @@ def decompositions() -> dict[Any, Any]:
 
 
 def partition_joint(joint: Any, mode: Any, forwards: int, fixed: list[int], least: bool) -> tuple[Any, Any]:
-    """A joint graph cut into forward and backward. forwards: how many of its outputs are the forward's. fixed: numbers of
-    the inputs that live anyway. least: keep as little between the two as recomputing cheap operations allows."""
+    """Split a joint graph into forward and backward. forwards: the number of its outputs that belong to the forward. fixed:
+    numbers of the inputs that stay in memory anyway. least: save as little between the two as recomputing cheap operations
+    allows."""
     from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
     from torch._guards import TracingContext, tracing
 
@@ -455,8 +455,8 @@ def partition_joint(joint: Any, mode: Any, forwards: int, fixed: list[int], leas
 
 
 def boxed(graph: Any) -> Callable[[list[Any]], Any]:
-    """A graph as a function of one list, which it empties, so that each value goes when it was used last. Some kernels (a
-    batch norm's backward) give other strides than a trace knows of: there a view is a copy."""
+    """A graph as a function of one list, which it empties, so that each value is freed after its last use. Some kernels (the
+    backward of batch norm) give other strides than the trace has; there a view must be a copy, so views become reshapes."""
     from torch.fx.graph import _BoxedCodeGen
 
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
@@ -469,14 +469,14 @@ def boxed(graph: Any) -> Callable[[list[Any]], Any]:
 def compiled(graph: Any, mode: Any, backward: bool) -> Callable[[list[Any]], Any]:
     """A graph that inductor compiled, as a function of one list, which it empties. Random numbers are eager mode's.
 
-    Its code makes tensors behind the dispatcher's back. So where a dispatch mode counts bytes, it is shown the results.
+    Compiled code allocates tensors without the dispatcher, so a dispatch mode that counts bytes is shown the results.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
 
     given = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    # Its own layout of what one graph hands to the next would not be what the next was compiled for.
+    # With a layout of inductor's own, one graph's output would not have the layout that the next was compiled for.
     options = {"fallback_random": True, "layout_optimization": False}
     with tracing(TracingContext(mode)), config.patch(options):
         function: Callable[[list[Any]], Any] = compile_fx_inner(graph, given, is_backward=backward)
@@ -493,7 +493,7 @@ def compiled(graph: Any, mode: Any, backward: bool) -> Callable[[list[Any]], Any
 
 
 def simplify_joint(graph: Any, mode: Any) -> None:
-    """What inductor does to a joint graph before it is cut, in place."""
+    """Inductor's passes over a joint graph before it is split, in place."""
     from torch._inductor import config
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
@@ -503,6 +503,6 @@ def simplify_joint(graph: Any, mode: Any) -> None:
 
 
 def module_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """Its own hooks. They run where it is called."""
+    """The hooks that run when the module is called."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [hook for name in names for hook in getattr(module, name).values()]

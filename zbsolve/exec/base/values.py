@@ -1,7 +1,7 @@
-"""What layers hand on: any pytree of tensors, DTensors among them, each with a local part. A tensor that
-`requires_grad` gets a gradient, and no other does.
+"""What layers pass on: pytrees of tensors. A DTensor among them has a local part on each rank. A tensor with `requires_grad`
+gets a gradient, and no other does.
 
-Between passes tensors are detached, and still say whether they require a gradient.
+Between passes tensors are detached, and their `requires_grad` is kept.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def is_dtensor(tensor: Tensor) -> bool:
     """Is it a DTensor, or a parameter that is one?"""
     if type(tensor) in PLAIN_TYPES:
         return False
-    module = sys.modules.get("torch.distributed.tensor")  # who has a DTensor has imported it
+    module = sys.modules.get("torch.distributed.tensor")  # imported already wherever a DTensor exists
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_shard(placement: Any) -> bool:
-    """Have ranks along this dimension different parts? (Plainly or strided, as FSDP shards what tensor parallelism has.)"""
+    """Does each rank along this dimension have another part? (FSDP on top of tensor parallelism makes strided shards.)"""
     return any(kind.__name__ in ("Shard", "_StridedShard") for kind in type(placement).__mro__)
 
 
 def local(tensor: Any) -> Tensor:
-    """This rank's part of a DTensor, in the same memory; any other tensor as it is. Without a graph. Waits for a collective
-    that is to bring it."""
+    """This rank's part of a DTensor, without a graph and in the same memory; any other tensor itself. Waits for a pending
+    collective that makes the tensor."""
     if not is_dtensor(tensor):
         return tensor if type(tensor) in PLAIN_TYPES else awaited(tensor)
     with torch.no_grad():  # a detached DTensor would be one more operation
@@ -43,7 +43,7 @@ def local(tensor: Any) -> Tensor:
 
 
 def local_bytes(tensor: Tensor) -> int:
-    """Bytes of what this rank has of it."""
+    """Bytes of this rank's part."""
     return local(tensor).nbytes if is_dtensor(tensor) else tensor.nbytes
 
 
@@ -53,7 +53,7 @@ def as_local_of(part: Tensor, like: Any) -> Tensor:
 
 
 def spread_as(tensor: Any, like: Any) -> Any:
-    """`tensor` laid out as `like`, where that is a DTensor; every rank has all of a plain `tensor`."""
+    """`tensor` laid out as `like`, where that is a DTensor. Each rank has the whole of a plain `tensor`."""
     if not is_dtensor(like):
         return tensor
     if is_dtensor(tensor):
@@ -64,16 +64,16 @@ def spread_as(tensor: Any, like: Any) -> Any:
 
 
 def laid_out_as(gradient: Any, like: Any) -> Tensor:
-    """A gradient with the placements of what it is the gradient of. (That of a replicated weight under sequence parallelism
-    comes as a partial sum.) Where `like` is a partial sum itself, its gradient is replicated. Ranks of the mesh call this
-    together."""
+    """A gradient with the placements of `like`, the tensor that it belongs to. Under sequence parallelism the gradient of a
+    replicated weight is a partial sum; this adds it up. Where `like` is a partial sum itself, its gradient is replicated.
+    All ranks of the mesh call this together."""
     both = is_dtensor(gradient) and is_dtensor(like)
     return Layout.of(like).gradient.laid(gradient) if both else gradient
 
 
 class Layout(NamedTuple):
-    """How a DTensor lies on the ranks. shape: of the whole; None where it differs from call to call. stride: of the whole,
-    where that counts; None: it is contiguous."""
+    """How a DTensor lies on its mesh. shape: of the whole; None where it differs from call to call. stride: of the whole;
+    None: contiguous."""
 
     mesh: Any
     placements: tuple[Any, ...]
@@ -82,17 +82,17 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any) -> Layout:
-        """The layout of a DTensor, also of one without numbers."""
+        """The layout of a DTensor; its sizes may be symbolic."""
         fixed = all(type(size) is int for size in tensor.shape)
         return cls(tensor.device_mesh, tuple(tensor.placements), torch.Size(tensor.shape) if fixed else None)
 
     @classmethod
     def strided(cls, tensor: Any) -> Layout:
-        """The same with its strides."""
+        """The layout with strides."""
         return cls(tensor.device_mesh, tuple(tensor.placements), tensor.shape, tensor.stride())
 
     def whole(self, part: Tensor) -> Any:
-        """The DTensor of which this is the rank's part."""
+        """The DTensor whose local part on this rank is `part`."""
         from torch.distributed.tensor import DTensor
 
         stride = self.stride
@@ -102,13 +102,13 @@ class Layout(NamedTuple):
 
     @property
     def gradient(self) -> Layout:
-        """That of its gradient (see `laid_out_as`)."""
+        """The layout of its gradient (see `laid_out_as`)."""
         from torch.distributed.tensor import Replicate
 
         return self._replace(placements=tuple(Replicate() if place.is_partial() else place for place in self.placements))
 
     def laid(self, tensor: Any) -> Any:
-        """A DTensor that has these placements."""
+        """Redistribute a DTensor to these placements, if it has others."""
         return tensor if tuple(tensor.placements) == self.placements else tensor.redistribute(placements=self.placements)
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Layout(NamedTuple):
 
 
 def full(tensor: Any) -> Tensor:
-    """The whole of a DTensor, which all ranks of its mesh ask for together; any other tensor as it is."""
+    """The whole of a DTensor; any other tensor itself. All ranks of the mesh call this together."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
@@ -126,7 +126,7 @@ def is_wrapped(module: nn.Module) -> bool:
 
 
 def own_type(module: nn.Module) -> type[nn.Module]:
-    """The class that a person gave it: `fully_shard` puts a class of its own in front."""
+    """The module's class before `fully_shard`, which puts a subclass of its own in front."""
     kinds = type(module).__mro__
     at = next((i for i, kind in enumerate(kinds) if kind.__name__ == WRAPPER), -1)
     return kinds[at + 1]
@@ -156,29 +156,29 @@ def trained(value: Any) -> list[Tensor]:
 
 
 def each_tensor(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """A pytree with what `function` makes of each tensor in its place; all else stays."""
+    """A pytree in which each tensor is replaced by `function` of it; all other leaves stay."""
     if isinstance(value, Tensor):
         return function(value)
     return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 def cast(value: Any, kind: torch.dtype | None) -> Any:
-    """The same value; its floating-point tensors have type `kind` (None: their own)."""
+    """The same value with its floating-point tensors cast to `kind` (None: not cast)."""
     return value if kind is None else each_tensor(value, lambda t: t.to(kind) if t.is_floating_point() else t)
 
 
 def detached(value: Any) -> Any:
-    """The same tensors without their graphs; those that required a gradient do so still."""
+    """The same tensors without their graphs; `requires_grad` stays as it is."""
     return each_tensor(value, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
 
 
 def constant(value: Any) -> Any:
-    """The same tensors without their graphs; none requires a gradient."""
+    """The same tensors without their graphs and without `requires_grad`."""
     return each_tensor(value, Tensor.detach)
 
 
 def copied(value: Any) -> Any:
-    """Copies of the same tensors, dense, without their graphs; those that required a gradient do so still."""
+    """Contiguous copies of the same tensors, without their graphs; `requires_grad` stays as it is."""
 
     def copy(tensor: Tensor) -> Tensor:
         return tensor.detach().clone(memory_format=torch.contiguous_format).requires_grad_(tensor.requires_grad)
@@ -187,26 +187,26 @@ def copied(value: Any) -> Any:
 
 
 def in_parts(value: Any, count: int, cut: Callable[[Tensor], Sequence[Tensor]]) -> list[Any]:
-    """A pytree as `count` of them: of each tensor one of the parts that `cut` makes; all else is in every one."""
+    """Split a pytree into `count` pytrees: `cut` splits each tensor, and every one gets all other leaves."""
     leaves, spec = tree_flatten(value)
     parts = [cut(leaf) if isinstance(leaf, Tensor) else [leaf] * count for leaf in leaves]
     return [tree_unflatten([part[i] for part in parts], spec) for i in range(count)]
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Along dimension 0; those without dimensions become one."""
+    """Concatenate along dimension 0; stack tensors without dimensions."""
     return torch.cat(list(tensors)) if tensors[0].dim() else torch.stack(list(tensors))
 
 
 def joined(values: Sequence[Any], join: Callable[[Sequence[Tensor]], Tensor] = _stacked) -> Any:
-    """Pytrees of one structure as one, whose tensors are joined; all else is the first one's."""
+    """Join pytrees of the same structure, tensor by tensor. All other leaves are those of the first one."""
     columns = zip(*(leaves_of(value) for value in values), strict=True)
     leaves = [join(column) if isinstance(column[0], Tensor) else column[0] for column in columns]
     return leaves[0] if isinstance(values[0], Tensor) else tree_unflatten(leaves, tree_flatten(values[0])[1])
 
 
 def checked(value: Any, layer: int) -> None:
-    """Raise BadInput where the output of a layer cannot be handed on: it has no tensor, or a leaf of an unknown type."""
+    """Raise BadInput where a layer's output cannot be passed on: it has no tensor, or a leaf of an unknown type."""
     for leaf in leaves_of(value):
         if not isinstance(leaf, (Tensor, *CONSTANTS)):
             kind = type(leaf).__name__
@@ -216,7 +216,7 @@ def checked(value: Any, layer: int) -> None:
 
 
 def gradients_of(inputs: Sequence[Tensor]) -> list[Tensor | None]:
-    """Take the gradients from leaves; None where there is none. Those of DTensors are laid out as they are."""
+    """Take the gradients from leaves; None where a leaf has none. Those of DTensors get the layout of their leaf."""
     gradients = []
     for leaf in inputs:
         gradient, leaf.grad = leaf.grad, None
@@ -225,32 +225,32 @@ def gradients_of(inputs: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def bytes_of(value: Any) -> int:
-    """Bytes of all tensors of a pytree; of a DTensor those that are here."""
+    """Bytes of all tensors of a pytree; of a DTensor, bytes of the local part."""
     return sum(local_bytes(tensor) for tensor in tensors_of(value))
 
 
 class Away:
-    """Stands for a tensor in the hands of a keeper (see `part.Keeper`)."""
+    """Stands for a tensor that a keeper has taken (see `part.Keeper`)."""
 
     __slots__ = ()
 
     def tensor(self) -> Tensor:
-        """The tensor, without a graph. Raises BadInput where it is not there."""
+        """The tensor, without a graph. Raises BadInput where the keeper does not have it now."""
         raise NotImplementedError
 
 
 def opened(value: Any) -> Any:
-    """The tensor that a keeper has; anything else as it is."""
+    """The tensor for which an `Away` stands; anything else itself."""
     return value.tensor() if isinstance(value, Away) else value
 
 
 def opened_all(value: Any) -> Any:
-    """A pytree with the tensors that a keeper has."""
+    """A pytree in which each `Away` is replaced by its tensor."""
     return tree_map(opened, value)
 
 
 def release_memory(leaves: Iterable[Tensor]) -> None:
-    """Give up the memory of leaves that are there for their gradients alone. Where a layer needs its input, it is saved."""
+    """Free the memory of leaves that are kept for their gradients alone. Inputs that layers need are saved by autograd."""
     for leaf in leaves:
         part = local(leaf)
         part.data = part.new_empty(()).expand(part.shape)

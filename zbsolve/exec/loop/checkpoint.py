@@ -1,6 +1,6 @@
-"""Checkpoints: weights, optimizers, the number of steps and random numbers, of all ranks, for any partition onto ranks.
+"""Checkpoints: weights, optimizers, the number of steps and the random states of all ranks. They load under any partition.
 
-Its files are `checkpoint_files`, loaded when one is made or read: torch.distributed.checkpoint takes as long as all else.
+Files are in `checkpoint_files`, imported at the first use: torch.distributed.checkpoint takes as long to import as all else.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 WHAT = "checkpoint"
 MODEL, LOOP = "model", "loop"
-Names = Mapping[nn.Parameter, list[str]]  # a parameter that is tied has several
+Names = Mapping[nn.Parameter, list[str]]  # a tied parameter has several names
 Entries = dict[tuple[str, str], Any]  # (parameter's name, entry of its state) → value
 
 
 def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None:
-    """Write a checkpoint into the folder `path`, whole or not at all; one that is there is replaced. Every rank calls this,
-    and all see one file system.
+    """Write a checkpoint into the folder `path`, whole or not at all; it replaces an older one. Every rank calls this, and
+    all ranks see the same file system.
 
-    It has the weights and buffers, the number of steps and the seed, the states of random generators, and `objects` by their
-    names: optimizers of this pipeline's parameters (each rank its own: one may lack some), and anything else with
-    `state_dict` and `load_state_dict` (that of the first rank that has it is loaded). With replicas the first pipeline's are
-    written. On a mesh each shard of a DTensor is written once, and so is what several ranks hold. Raises BadInput on all
-    ranks together, RunFailed.
+    A checkpoint has the weights and buffers, the number of steps and the seed, the states of random generators, and
+    `objects` by name: optimizers of this pipeline's parameters (each rank passes its own; some ranks may pass none), and
+    anything else with `state_dict` and `load_state_dict` (the first rank that passes it decides what is loaded). With
+    replicas the first pipeline writes. On a mesh each shard of a DTensor is written once, and so is what several ranks hold.
+    Raises BadInput on all ranks together, and RunFailed.
     """
     from .checkpoint_files import as_tensor, replace_folder, write
 
@@ -66,17 +66,17 @@ def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
 
 
 def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None:
-    """Go on from a checkpoint: the other way round of `save`, with the same `objects`. Every rank calls this.
+    """Continue from a checkpoint that `save` wrote, with the same `objects`. Every rank calls this.
 
-    The schedule, the partition, the number of ranks and the mesh may be others. On the same ones training goes on to the
-    same bits. `steps` is the number of steps that were made. What the checkpoint has beside `objects` is not loaded, and
-    rank 0 gets a warning that names it. Raises BadInput on all ranks together, also where a state is of an object of another
-    class.
+    The schedule, the partition, the number of ranks and the mesh may differ. Where they are the same, training continues
+    with the same bits. `steps` becomes the number of steps made so far. Saved objects that are not in `objects` are not
+    loaded; rank 0 gets a warning that names one. Raises BadInput on all ranks together, also where a state belongs to an
+    object of another class.
     """
     from .checkpoint_files import Reader
 
     pipeline.finish()
-    names = json.dumps([*(_optimizers(pipeline, objects).keys() | objects.keys())])  # other ranks may have others
+    names = json.dumps([*(_optimizers(pipeline, objects).keys() | objects.keys())])  # ranks may have different objects
     with pipeline.peers.telling(WHAT):
         loaded = {name for row in gathered(pipeline.wires, names.encode()) for name in json.loads(row)}
     with together_on_mesh(pipeline, WHAT):
@@ -90,25 +90,25 @@ def state_dict(pipeline: OnRank) -> dict[str, Any]:
 
 
 def load_state_dict(pipeline: OnRank, state: Mapping[str, Any]) -> None:
-    """Take this rank's part out of a state dict of the whole model or of this part, of whole tensors or of DTensors. Raises
-    BadInput."""
+    """Load this rank's part from a state dict of the whole model, or of this part. Values are whole tensors or DTensors.
+    Raises BadInput."""
     own = _weights(pipeline)
     missing = sorted(own.keys() - state.keys())
     if missing:
         raise BadInput(f"state dict: {missing[0]} is missing")
     pipeline.finish()
     parts = {name: spread_as(state[name], like) for name, like in own.items()}
-    pipeline.module.load_state_dict(pipeline.vocabulary.own_state(parts))
+    pipeline.module.load_state_dict(pipeline.whole.own_state(parts))
 
 
 def _weights(pipeline: OnRank) -> dict[str, Any]:
-    """This rank's part of the whole model's weights and buffers; a shard of a vocabulary as DTensors."""
-    return pipeline.vocabulary.state(pipeline.module.state_dict())
+    """This rank's part of the whole model's weights and buffers. Parameters that are cut over ranks are DTensors."""
+    return pipeline.whole.state(pipeline.module.state_dict())
 
 
 @dataclass(frozen=True)
 class _Writers:
-    """Who writes a checkpoint: the ranks of `group`, of which there are `count`; this one is `number`, if it is `here`."""
+    """The ranks that write a checkpoint: the `count` ranks of `group`. number: this rank's, if it is one (`here`)."""
 
     group: Any
     number: int
@@ -117,15 +117,15 @@ class _Writers:
 
     @classmethod
     def of(cls, pipeline: OnRank) -> _Writers:
-        """All ranks of a mesh, which all call this; else those of the first pipeline."""
+        """All ranks of a mesh, which all call this; without a mesh, the ranks of the first pipeline."""
         if pipeline.mesh is None:
             return cls(pipeline.group, pipeline.rank, pipeline.wires.size, not pipeline.place)
         return cls(pipeline.mesh.everyone, pipeline.mesh.number, pipeline.mesh.whole.size(), True)
 
 
 def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[tuple[Optimizer, Names]]]:
-    """Name → optimizers that it stands for here, with the names of their parameters. Passes U have one a stage."""
-    names = {p: pipeline.vocabulary.whole_names(known) for p, known in names_of(pipeline.module).items()}
+    """Name → the optimizers here under that name, with the names of their parameters. Passes U have one for each stage."""
+    names = {p: pipeline.whole.names(known) for p, known in names_of(pipeline.module).items()}
     optimizers: dict[str, list[tuple[Optimizer, Names]]]
     optimizers = {name: [(value, names)] for name, value in objects.items() if isinstance(value, Optimizer)}
     for optimizer, shown in (pair for part in pipeline.parts for pair in part.optimizers()):
@@ -134,7 +134,7 @@ def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[
 
 
 def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """This rank's tensors by name, and all else."""
+    """This rank's tensors by name, and everything that is no tensor."""
     if {MODEL, LOOP, "update"} & objects.keys():
         raise BadInput(f"save: '{MODEL}', '{LOOP}' and 'update' are names of its own")
     tensors = {f"{MODEL}.{name}": value for name, value in _weights(pipeline).items()}
@@ -153,10 +153,10 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
             facts["options"][key] |= options_of(optimizer, names)
             for (name, entry), value in entries_of(optimizer, names).items():
                 if isinstance(value, Tensor) and value.dim():
-                    if (shards := pipeline.vocabulary).has(name) and value.shape != shards.part(name).shape:
-                        what = f"{entry} of {name}, which is sharded, has another shape: {tuple(value.shape)}"
-                        raise BadInput(f"save: the optimizer's {what}")
-                    tensors[f"{key}.{name}.{entry}"] = shards.spread(name, value)
+                    try:
+                        tensors[f"{key}.{name}.{entry}"] = pipeline.whole.spread(name, value)
+                    except BadInput as error:
+                        raise BadInput(f"save: the optimizer's {entry} of {error}") from None
                 else:
                     facts["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value
     for key, holder in objects.items():
@@ -166,7 +166,7 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
 
 
 def _made(new: Path, target: Path) -> None:
-    """An empty folder beside the target, which must be a checkpoint or nothing."""
+    """Make an empty folder beside the target, which must be a checkpoint, an empty folder or nothing."""
     if target.exists() and not (target / ".metadata").exists() and not (target.is_dir() and not any(target.iterdir())):
         raise BadInput(f"{target}: cannot write: there is something else, which is no checkpoint")
     try:
@@ -177,7 +177,7 @@ def _made(new: Path, target: Path) -> None:
 
 
 def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: Set[str]) -> None:
-    """loaded: on rank 0, the names of what any rank loads."""
+    """Load everything into this rank. loaded: on rank 0, the names of all objects that any rank loads."""
     loops, optimizers = _loops(reader), _optimizers(pipeline, objects)
     others = objects.keys() - optimizers.keys()
     of_optimizers, of_others = ({key for loop in loops for key in loop[what]} for what in ("options", "objects"))
@@ -186,7 +186,7 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
         raise BadInput(f"{reader.path}: it has no '{missing[0]}'")
     mine_here = [(key, holder) for key, parts in optimizers.items() for holder, names in parts if options_of(holder, names)]
     for key, holder in [*mine_here, *((key, objects[key]) for key in others)]:
-        # Of what class it is the first rank says that had some of it; in an older checkpoint none does.
+        # The first rank that has a part of it names its class; older checkpoints name none.
         having = [loop for loop in loops if loop["options"].get(key) or key in loop["objects"]]
         ours, theirs = kinds_of(holder), next((loop["kinds"][key] for loop in having if "kinds" in loop), None)
         if theirs and not related(ours, theirs):
@@ -203,7 +203,7 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
         for loop in loops:
             entries[key] |= loop["entries"].get(key, {})
             options |= loop["options"].get(key, {})
-        entries[key] = {(n, e): local(v) if pipeline.vocabulary.has(n) else v for (n, e), v in entries[key].items()}
+        entries[key] = {(n, e): local(v) if n in pipeline.whole.cut else v for (n, e), v in entries[key].items()}
         for optimizer, names in parts:
             restore(optimizer, names, entries[key], options)
     for key in others:
@@ -220,12 +220,12 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
 def _entries(
     reader: Reader, optimizers: Mapping[str, list[tuple[Optimizer, Names]]], pipeline: OnRank
 ) -> dict[str, Entries]:
-    """Room for the tensors that the checkpoint has of these optimizers' parameters; those of a DTensor lie as it does.
-    Raises BadInput for a state of a DTensor that has another shape."""
+    """Empty tensors for what the checkpoint has of these optimizers' parameters. Those of a DTensor are laid out as it is.
+    Raises BadInput where the state of a DTensor has another shape."""
     rooms: dict[str, Entries] = {key: {} for key in optimizers}
     for key, parts in optimizers.items():
         own: dict[str, Tensor] = {known[0]: p for _, names in parts for p, known in names.items()}
-        own = {name: pipeline.vocabulary.spread(name, p) for name, p in own.items()}
+        own = {name: pipeline.whole.spread(name, p) for name, p in own.items()}
         for name in reader.names:
             parameter, _, entry = name.removeprefix(f"{key}.").rpartition(".")
             if not name.startswith(f"{key}.") or parameter not in own:
@@ -241,7 +241,7 @@ def _entries(
 
 
 def _loops(reader: Reader) -> list[dict[str, Any]]:
-    """What each rank wrote beside its tensors, in the order of the ranks. Raises BadInput."""
+    """What each rank wrote beside its tensors, rank by rank. Raises BadInput."""
     from .checkpoint_files import from_tensor
 
     count = sum(name.startswith(f"{LOOP}.") for name in reader.names)
@@ -254,8 +254,8 @@ def _loops(reader: Reader) -> list[dict[str, Any]]:
 
 
 def kinds_of(state_holder: Any) -> list[str]:
-    """The names of an object's class and of those that it derives from, its own first. An optimizer that wraps another one
-    and has its state (`PostValidated`) is of the inner one's kinds."""
+    """The class names of an object and of its bases, its own first. For an optimizer that wraps another one and has its
+    state (`PostValidated`), those of the inner one."""
     inner = getattr(state_holder, "optimizer", None)
     if isinstance(state_holder, Optimizer) and isinstance(inner, Optimizer):
         return kinds_of(inner)
@@ -263,7 +263,7 @@ def kinds_of(state_holder: Any) -> list[str]:
 
 
 def related(ours: Sequence[str], theirs: Sequence[str]) -> bool:
-    """Does one of two classes, given by `kinds_of`, derive from the other? Then one's state serves the other."""
+    """Does one of two classes, given by `kinds_of`, derive from the other? Then each can load the other's state."""
     return ours[0] in theirs or theirs[0] in ours
 
 
@@ -276,7 +276,7 @@ def names_of(module: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 
 def entries_of(optimizer: Optimizer, names: Names) -> Entries:
-    """The state of each parameter, under all its names."""
+    """(name, entry) → the optimizer's state of each parameter, under all its names."""
     pairs = [(p, name) for p, known in names.items() for name in known]
     return {(name, entry): value for p, name in pairs for entry, value in optimizer.state.get(p, {}).items()}
 
@@ -292,7 +292,7 @@ def options_of(optimizer: Optimizer, names: Names) -> dict[str, dict[str, Any]]:
 
 
 def restore(optimizer: Optimizer, names: Names, entries: Entries, options: Mapping[str, dict[str, Any]]) -> None:
-    """Give `optimizer` the state of its parameters. A group takes the options of its first parameter."""
+    """Give `optimizer` the state of its parameters. A group takes the options of its first parameter that has a name."""
     groups, number = [], 0
     for group in optimizer.param_groups:
         known = [names[parameter][0] for parameter in group["params"] if parameter in names]
@@ -304,6 +304,6 @@ def restore(optimizer: Optimizer, names: Names, entries: Entries, options: Mappi
     by_name: dict[str, dict[str, Any]] = {}
     for (name, entry), value in entries.items():
         by_name.setdefault(name, {})[entry] = value.clone() if isinstance(value, Tensor) else value
-    for parameter, (name, *_) in names.items():  # load_state_dict would give it the type of its parameter
+    for parameter, (name, *_) in names.items():  # load_state_dict would cast it to its parameter's dtype
         if name in by_name:
             optimizer.state[parameter] = by_name[name]

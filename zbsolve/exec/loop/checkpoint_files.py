@@ -1,6 +1,6 @@
-"""A checkpoint's files: tensors by name, in the format of torch.distributed.checkpoint, which serves any number of ranks:
-each writes its part, and reads what it asks for. They are read as data alone: the index, a pickle, with nothing but the
-names that torch writes there, tensors with `weights_only`."""
+"""The files of a checkpoint, in the format of torch.distributed.checkpoint: each rank writes its tensors by name, and any
+number of ranks reads those that it needs. Reading cannot run code: the index is a pickle in which only the names that torch
+writes are allowed, and tensors are loaded with `weights_only`."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 class Reader(FileSystemReader):
-    """Reads the checkpoint in a folder. names: of its tensors, with their shapes and types. Raises BadInput where there is
-    none."""
+    """Reads the checkpoint in a folder. names: its tensors, with shapes and dtypes. Raises BadInput where it has none."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -69,11 +68,11 @@ class Reader(FileSystemReader):
             raise BadInput(f"{path}: not a checkpoint: {one_line(error)}") from None
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index, which is read already."""
+        """The index, which was read before."""
         return self._index
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read file by file, so that one that cannot be read is named. Raises BadInput."""
+        """Read file by file, so that an error names the file. Raises BadInput."""
         files: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             files.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
@@ -89,7 +88,7 @@ class Reader(FileSystemReader):
         return done
 
     def into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Read these, in place. Raises BadInput, naming one that is not there or has another shape."""
+        """Read these tensors in place. Raises BadInput naming one that is missing or has another shape."""
         for name, tensor in tensors.items():
             if name not in self.names:
                 raise BadInput(f"{self.path}: {name} is missing")
@@ -98,7 +97,7 @@ class Reader(FileSystemReader):
                 raise BadInput(f"{self.path}: {name} has shape {theirs}, not {ours}")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that each rank reads by itself
+                warnings.simplefilter("ignore")  # torch warns that each rank reads on its own
                 load(dict(tensors), storage_reader=self, no_dist=True)
         except CheckpointException as error:
             raise BadInput(f"{self.path}: {_cause(error)[1]}") from None
@@ -110,8 +109,8 @@ class Reader(FileSystemReader):
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], group: Any, peers: Peers) -> None:
-    """Write the tensors of all ranks of `group` into a new folder; one that several ranks hold is written once. Raises
-    BadInput on all ranks where one cannot write, and RunFailed where one is lost."""
+    """Write the tensors of all ranks of `group` into a new folder. A tensor that several ranks hold is written once. Raises
+    BadInput on all ranks where one of them cannot write, and RunFailed where one is lost."""
     try:
         with peers.telling("checkpoint"):
             save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=group)
@@ -122,7 +121,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], group: Any, peers: Peers)
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Put a folder in the place of another one, or of none. Raises BadInput; then the old one is there, or beside it as
+    """Rename folder `new` to `path`, which may exist. Raises BadInput; the old folder is then still there, or beside it as
     `.<name>.old`."""
     old = path.with_name(f".{path.name}.old")
     try:
@@ -136,7 +135,7 @@ def replace_folder(new: Path, path: Path) -> None:
 
 
 def as_tensor(body: Any, what: str) -> Tensor:
-    """Numbers, words, lists, mappings and tensors as bytes, shape (bytes,). Raises BadInput for anything else."""
+    """Serialize plain values, lists, mappings and tensors: uint8, shape (bytes,). Raises BadInput for anything else."""
     stream = io.BytesIO()
     try:
         torch.save(body, stream)

@@ -1,4 +1,4 @@
-"""Evaluation: forwards alone, over the same ranks and wires as training. No gradient is made or touched."""
+"""Evaluation: forward passes alone, on the same ranks and connections as training. No gradient is made or touched."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ WHAT = "evaluation"
 def evaluate(
     pipeline: OnRank, inputs: Batch | None = None, targets: Batch | None = None, *, microbatches: int | None = None
 ) -> float:
-    """The mean loss of a batch, on every rank; on a mesh over the parts of all data coordinates, with replicas of this
-    pipeline's batch. Every rank calls this.
+    """The mean loss of a batch, on every rank. On a mesh it is the mean over all data coordinates; with replicas it is of
+    this pipeline's batch. Every rank calls this.
 
-    inputs, targets: a tensor of any number of rows, or a list of microbatches; every row of `targets` counts alike. Inputs
-    are read on ranks of the first stage, targets on those of the last; with a sharded vocabulary targets on all ranks, and
-    inputs too where the embedding is sharded. microbatches: into how many a tensor is cut (as many as a step has, where
-    nothing is said). Layers run in eval mode, and are put back into theirs. Raises BadInput on all
+    inputs, targets: a tensor with any number of rows, or a list of microbatches; every row of `targets` has the same weight.
+    Ranks of the first stage read inputs, ranks of the last stage targets. With a sharded vocabulary all ranks read targets,
+    and where the embedding is sharded also inputs. microbatches: the number that a tensor is split into; by default, that of
+    a training step. Layers run in eval mode; afterwards they have their former mode again. Raises BadInput on all
     ranks together, and RunFailed as `step` does.
     """
     batch = _Batch.of(pipeline, inputs, targets, microbatches, with_loss=True)
     total, _ = _ran(pipeline, batch, with_loss=True)
-    # Coordinates that are not of data have the same part.
+    # Coordinates along other dimensions than data have the same rows: they change no mean.
     loss, rows = beside(pipeline, (total, sum(batch.rows.values())), WHAT).sum(0).tolist()
     return float(loss / rows)
 
@@ -52,11 +52,11 @@ def evaluate(
 def forward(
     pipeline: OnRank, inputs: Batch | None = None, *, microbatches: int | None = None, everywhere: bool = False
 ) -> Any:
-    """The model's outputs for a batch: on ranks of the last stage, or `everywhere`; None on other ranks. On a mesh for this
-    coordinate's part of it. Every rank calls this.
+    """The model's outputs for a batch: on ranks of the last stage, or `everywhere`; None on other ranks. On a mesh each data
+    coordinate has those of its own part. Every rank calls this.
 
-    inputs: a tensor of any number of rows, which gives a tensor, or a list of microbatches, which gives a list; read on
-    ranks of the first stage. All else is as in `evaluate`.
+    inputs: a tensor with any number of rows, which gives a tensor, or a list of microbatches, which gives a list; ranks of
+    the first stage read it. Everything else is as in `evaluate`.
     """
     batch = _Batch.of(pipeline, inputs, None, microbatches, with_loss=False)
     _, own = _ran(pipeline, batch, with_loss=False)
@@ -72,8 +72,8 @@ def forward(
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch in microbatches. inputs, targets: all of them, on ranks that need some; else empty. count: of microbatches.
-    listed: inputs were given as a list. rows: of the targets of each microbatch, on all ranks, because layers of any rank
+    """A batch in microbatches. inputs, targets: all microbatches, on ranks that need any; else empty. count: their number.
+    listed: inputs were given as a list. rows: microbatch → rows of its targets, known on all ranks, as layers on any rank
     may add to the loss; {} without a loss."""
 
     inputs: Sequence[Any]
@@ -86,7 +86,7 @@ class _Batch:
     def of(
         cls, pipeline: OnRank, inputs: Batch | None, targets: Batch | None, microbatches: int | None, *, with_loss: bool
     ) -> _Batch:
-        """What all ranks have of it; they agree on the number of microbatches. Raises BadInput on all ranks."""
+        """Split the batch; all ranks agree on the number of microbatches. Raises BadInput on all ranks."""
         for part in pipeline.parts:
             if part.no_outputs and not with_loss:
                 raise BadInput(f"forward: {part.no_outputs}")
@@ -121,8 +121,8 @@ def _parts(batch: Batch | None, what: str, usual: int) -> Sequence[Any]:
 
 
 def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> tuple[float, dict[int, Any]]:
-    """Run the batch in rounds of at most as many microbatches as a step has. The sum of all ranks' losses, and what the last
-    stage made of microbatches here, without a loss."""
+    """Run the batch in rounds of at most as many microbatches as a step has. Returns the sum of all ranks' losses and,
+    without a loss, microbatch → the outputs that the last stage made on this rank."""
     pipeline.finish()
     most, device, cutting = pipeline.view.microbatches, pipeline.device, pipeline.cutting
     total, seen, outputs = 0.0, None, dict[int, Any]()
@@ -138,12 +138,12 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> tuple[float, di
             rows = {m: batch.rows[start + m] for m in range(count)} if with_loss else {}
             seed = step_seed(pipeline.seed, pipeline.steps) + start * cutting.count
             parts = cutting.parts(first, "inputs"), cutting.parts(last, "targets")
-            forwards.last = seen  # no rank runs ahead of the others by more than a round
+            forwards.last = seen  # `run` waits for it: no rank gets more than a round ahead
             report = forwards.run(cutting.data(*parts, seed, rows, pipeline.counting), device, False).seen
             total, seen = total + (0.0 if seen is None else seen.total), report
             made = {m: y for stage in state.stages.values() for m, y in stage.outputs.items()}
             outputs |= {start + m: y for m, y in cutting.joined(made).items()}
-            forwards.last = None  # here and below: keep nothing of the batch
+            forwards.last = None  # here and below: free all that belongs to the batch
             forwards.interpreter.begin(Data({}, {}))
             for stage in state.stages.values():
                 stage.outputs.clear()
@@ -151,8 +151,8 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> tuple[float, di
 
 
 def _round(pipeline: OnRank, count: int, with_loss: bool) -> RankRunner:
-    """Runs the forwards of `count` microbatches, at most as many as a step has, to their losses or to their outputs, in the
-    order that the schedule gives them, with messages of their own."""
+    """What runs the forwards of `count` microbatches (at most as many as a step has) in the schedule's order, to their
+    losses or to their outputs, with a mailbox of its own."""
     view, peers, known = pipeline.view.forwards(count), pipeline.peers, pipeline.hooks
     programs = lower(view, training=False)
     check_ends(programs, pipeline.device)
@@ -184,8 +184,8 @@ def _eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def handed_out(pipeline: OnRank, own: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:
-    """The outputs of all `owners`, on each of the `takers`. own: this rank's, by microbatch. All of them call this, and
-    others may. Raises LostRank."""
+    """microbatch → output of all `owners`, on each of the `takers`. own: this rank's. Owners and takers call this; other
+    ranks may. Raises LostRank."""
     wires, outputs, mesh = pipeline.peers.wires, dict(own), None if pipeline.mesh is None else pipeline.mesh.whole
     for owner in owners:
         for other in (rank for rank in takers if rank != owner):

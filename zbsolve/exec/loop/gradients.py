@@ -1,5 +1,4 @@
-"""Gradients of the whole model, of which each rank has its layers': their norm, clipping by it, and loss scaling; and
-what the functions of a training loop need of a pipeline."""
+"""Gradients of the whole model, of which each rank has those of its layers: norm, clipping and loss scaling."""
 
 from __future__ import annotations
 
@@ -22,15 +21,15 @@ from ..base.values import is_dtensor, laid_out_as, local
 from ..transport.peers import together
 from ..transport.wires import all_of
 
-SAID_BYTES = 512  # of what did not work on a rank
+SAID_BYTES = 512  # of a rank's error message
 
 
 OnRank = Any  # one rank's `Pipeline`, which imports these functions
 
 
 def beside(pipeline: OnRank, numbers: Sequence[float], what: str) -> Tensor:
-    """The numbers of all ranks beside this one, shape (ranks, numbers), in one order on each; they call this together. One
-    row without a mesh. Raises RunFailed naming `what`."""
+    """The numbers of all ranks at the same place of the pipeline on other coordinates of the mesh, shape (ranks, numbers),
+    in the same order on each. They call this together. Without a mesh one row. Raises RunFailed naming `what`."""
     row = torch.tensor(numbers, dtype=torch.float64)
     group = None if pipeline.mesh is None else pipeline.mesh.beside
     return row[None] if group is None else _gathered(pipeline, row, group, what)
@@ -38,8 +37,8 @@ def beside(pipeline: OnRank, numbers: Sequence[float], what: str) -> Tensor:
 
 @contextmanager
 def together_on_mesh(pipeline: OnRank, what: str) -> Iterator[None]:
-    """Inside, each rank does what it does by itself; where one cannot, all ranks of the mesh raise. Raises RunFailed where
-    one is lost."""
+    """Inside, each rank works by itself. Where one rank raises BadInput, all ranks of the mesh raise it. Raises RunFailed
+    where a rank is lost."""
     failed: BadInput | None = None
     try:
         with together(pipeline.peers, what):
@@ -71,10 +70,10 @@ NOTHING = (
 
 
 def norm_power(pipeline: OnRank, norm_type: float) -> float:
-    """The sum of |g|^norm_type over the gradients of this rank's parameters; with inf their largest |g|. On a mesh that of
-    all ranks with the same place in the pipeline, which call this together. What several ranks hold counts at the first.
-    Sums over ranks of a mesh that are still to be made are made (see `lay_out`). Raises RunFailed, and BadInput for DTensors
-    of a pipeline that has no mesh."""
+    """The sum of |g|^norm_type over the gradients of this rank's parameters; for inf, the largest |g|. On a mesh it is that
+    of all ranks at the same place in the pipeline, which call this together. A parameter that several ranks hold counts
+    on the first. Pending sums over ranks of the mesh are made first (see `lay_out`). Raises RunFailed, and BadInput for
+    DTensors of a pipeline that has no mesh."""
     parameters, mesh = list(pipeline.module.parameters()), pipeline.mesh
     skipped = {id(p) for part in pipeline.parts for p in part.elsewhere()}
     lay_out(pipeline)
@@ -90,7 +89,7 @@ def norm_power(pipeline: OnRank, norm_type: float) -> float:
 
 
 def lay_out(pipeline: OnRank) -> None:
-    """Give the gradients of DTensors the placements of their parameters, where a sum over ranks is still to be made."""
+    """Give gradients that are DTensors the placements of their parameters, which makes the pending sums over ranks."""
     with pipeline.peers.telling("gradients of distributed parameters"):
         for p in pipeline.module.parameters():
             if p.grad is not None:
@@ -98,25 +97,25 @@ def lay_out(pipeline: OnRank) -> None:
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
-    """What gradients of this norm are multiplied by, as in `torch.nn.utils.clip_grad_norm_`."""
+    """The factor that clips gradients of this norm, as in `torch.nn.utils.clip_grad_norm_`."""
     factor = max_norm / (norm + 1e-6)
-    return 1.0 if factor > 1 else factor  # not min(): NaN stays
+    return 1.0 if factor > 1 else factor  # not min(): a NaN must stay one
 
 
 def added(powers: Iterable[float], norm_type: float) -> float:
-    """What `norm_power` is of several ranks together, from what it is of each."""
+    """Combine the `norm_power` of several ranks into that of all their gradients together."""
     rows = list(powers)
     if math.isinf(norm_type):
         return math.nan if any(map(math.isnan, rows)) else max(rows)
-    return float(reduce(add, rows, 0.0))  # in the order of the ranks, so every rank has the same bits
+    return float(reduce(add, rows, 0.0))  # summed rank by rank, so that every rank gets the same bits
 
 
 def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
     """Scale the gradients of the whole model, on all its ranks, as `torch.nn.utils.clip_grad_norm_` does in one process.
 
-    Every rank calls this between `step` and the optimizer's step, and gets the norm that the gradients had: shape (), the
-    same bits everywhere. A parameter that several ranks hold counts once, as a whole or in shards; with replicas the mean
-    gradients count. On a mesh plain tensors count as the same on all coordinates. Raises BadInput, and RunFailed where a
+    Every rank calls this between `step` and the optimizer's step. Returns the norm before clipping: shape (), the same bits
+    on all ranks. A parameter that several ranks hold counts once, whole or in shards; with replicas, the mean gradients
+    count. On a mesh, plain tensors are taken to be the same on all coordinates. Raises BadInput, and RunFailed where a
     rank is lost or, with `error_if_nonfinite`, the norm is NaN or inf.
     """
     if not max_norm > 0 or not norm_type > 0:
@@ -138,15 +137,15 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
 
 
 class ParameterWatch:
-    """Says, once each, that torch's `clip_grad_norm_` is not the way to clip a part of a model, and that a rank trains
-    nothing. It looks at who takes parameters from an iterator: nothing of torch's is replaced, and nobody else is warned. So
-    what comes to torch's clipping as a list is not seen."""
+    """Warns, once each, where torch's `clip_grad_norm_` gets this rank's parameters alone, and where an optimizer would get
+    a rank's parameters though none is trained. It inspects the caller that iterates over `parameters()`; no function of
+    torch's is replaced. So it does not see torch's clipping of a list of parameters."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._said, self._said_nothing = rank, False, False
 
     def over(self, parameters: Iterator[nn.Parameter]) -> Iterator[nn.Parameter]:
-        """The same parameters."""
+        """Yield the same parameters, and look at the caller."""
         here = inspect.currentframe()
         if not self._said and here is not None and _is_torch_clip(here.f_back):
             self._said = True
@@ -163,17 +162,17 @@ class ParameterWatch:
 
 
 def _is_torch_clip(frame: Any) -> bool:
-    """Does torch's function, or a comprehension in it, run here?"""
+    """Is this a frame of torch's clip_grad_norm_, or of a comprehension in it?"""
     frames = filter(None, (frame, getattr(frame, "f_back", None)))
     return any((caller.f_globals.get("__name__"), caller.f_code.co_name) == TORCH_CLIP for caller in frames)
 
 
 def loss_scale(pipeline: OnRank, scaler: Any) -> float:
-    """What `scaler` multiplies losses by in this step; 1 where it is not enabled. Raises BadInput where a rank would skip a
-    step that another one makes."""
+    """The factor of `scaler` for the losses of this step; 1 where it is not enabled. Raises BadInput where ranks could
+    disagree on whether to skip a step."""
     if not scaler.is_enabled():
         return 1.0
-    ranks = dist.get_process_group_ranks(default_group() if pipeline.group is None else pipeline.group)
+    ranks = dist.get_process_group_ranks(pipeline.group)
     if pipeline.mesh is not None:
         ranks = pipeline.mesh.whole.mesh.reshape(-1).tolist()
     if len(ranks) > 1:

@@ -1,5 +1,4 @@
-"""A run that is watched: what is slow in it, its order solved again for the times that it now has, and the switch to that
-order between two steps."""
+"""Watching a run: find what is slow, search for a better order by the times of now, and switch to it between steps."""
 
 from __future__ import annotations
 
@@ -29,15 +28,17 @@ from ..step_view import StepView
 from ..transport.peers import together
 from .gradients import OnRank
 
-WHAT, LEAST_SECONDS = "watching", 1.0  # a search takes so long, where nobody says less
+WHAT, LEAST_SECONDS = "watching", 1.0  # a search takes at least so long
 AGAIN = "import sys; from zbsolve.search.today import order_in_file; order_in_file(*sys.argv[1:])"
 
 
 @dataclass(frozen=True)
 class Watched(Fields):
-    """What rank 0 saw. step: µs of a step, the median. slow: see `profile.slow.slow_parts`. before, after: µs that the order
-    so far and the one from now on take, by the times of some steps ago; None: the order stays. why: it does, if not because
-    nothing better was found yet."""
+    """What rank 0 found at a look.
+
+    step: µs of a step, the median. slow: see `profile.slow.slow_parts`. before, after: µs of a step with the order so far
+    and with the new one, by the times at the start of the search; None: the order stays. why: the reason that it stays; ""
+    where no better order is known yet."""
 
     step: float
     slow: tuple[Slow, ...]
@@ -55,13 +56,13 @@ class Watched(Fields):
 class Watch:
     """Watches a pipeline: call it with the result of each step, on every rank.
 
-    every: steps from one look to the next. steps: so many before a look are traced, 3 and more to tell how times vary.
+    every: steps from one look to the next. steps: how many steps before a look are traced; 3 or more show how times vary.
     seconds: for a search in a process beside rank 0, less where the next look comes sooner (but 1 s); 0: none. gain: the
         share of the step that another order must save.
 
-    At a look rank 0 says what is slow, and begins a search for the times that it saw: for another order of the same passes
-    on the same ranks, in the problem's memory, or where it says none, in what each rank holds now. At a later look all ranks
-    switch to what was found. Only the order changes, and with it that in which gradients of microbatches are added up.
+    At a look rank 0 reports what is slow, and starts a search with the measured times: for another order of the same passes
+    on the same ranks, within the problem's memory, or if it has no limit, within what each rank holds now. At a later look
+    all ranks switch to the order that was found. Gradients of microbatches may then be summed in another order.
     Raises BadInput for numbers that make no sense.
     """
 
@@ -73,12 +74,12 @@ class Watch:
                 f"Watch: every {every}, steps {steps}, seconds {seconds:g}, gain {gain:g}: 1 ≤ steps ≤ every, 0 ≤ the others"
             )
         self.pipeline, self.every, self.steps, self.seconds, self.gain = pipeline, every, steps, seconds, gain
-        self._planned = pipeline.schedule.problem  # what is slow is so beside its times, whatever runs later
+        self._planned = pipeline.schedule.problem  # slow means slower than its times, whatever order runs later
         self._count, self._seen = 0, list[StepReport]()
         self._search: Search | None = None
 
     def __call__(self, result: Any) -> Watched | None:
-        """A step has ended. What was seen, at each look on rank 0 (of the first pipeline); else None. Raises RunFailed."""
+        """Call after each step. At a look returns what rank 0 (of the first pipeline) saw; else None. Raises RunFailed."""
         self._count += 1
         if -self._count % self.every < self.steps:
             self._seen.append(result.seen)
@@ -95,13 +96,12 @@ class Watch:
         return watched
 
     def close(self) -> None:
-        """End the search that runs."""
+        """Stop a search that still runs."""
         if self._search is not None:
             self._search.close()
 
     def _looked(self, seen: Sequence[StepReport], why: str) -> tuple[Watched, bytes]:
-        """What is slow now; and the schedule that the last search found, b"" where none is to be taken. why: the order
-        stays."""
+        """What is slow now, and as JSON the schedule to switch to (b"": none). why: the reason that the order must stay."""
         emulated = {"emulated": "as passes beside each other are not slower"} if self.pipeline.hooks.emulated else {}
         trace = trace_of(self.pipeline.schedule, seen, (), {"split": self.pipeline.split, **emulated})
         step, slow = trace.steps[trace.median_step].value, slow_parts(trace.of_problem(self._planned))
@@ -123,7 +123,7 @@ class Watch:
 
 
 class Search:
-    """A search in another process for a better order of a schedule, which ends by itself. given: that schedule."""
+    """A search for a better order of the schedule `given`, in a process of its own, which ends by itself."""
 
     def __init__(self, given: Schedule, seconds: float) -> None:
         self.given, files = given, ExitStack()
@@ -140,11 +140,11 @@ class Search:
 
     @property
     def ended(self) -> bool:
-        """Is it over?"""
+        """Has the search ended?"""
         return self._process.poll() is not None
 
     def found(self) -> Schedule | None:
-        """What it has found; None where it failed."""
+        """The schedule that it found; None where it failed."""
         try:
             return Schedule.load(self._path)
         except (ZbsolveError, OSError):
@@ -166,7 +166,7 @@ def not_switched(pipeline: OnRank) -> str:
 
 
 def checked_order(pipeline: OnRank, schedule: Schedule) -> StepView:
-    """The view of a schedule that the pipeline may switch to. Raises BadInput for other passes, or on other ranks."""
+    """The view of a schedule that the pipeline may switch to. Raises BadInput where passes or their ranks differ."""
     old, new = pipeline.view.step, schedule.problem
     if why := not_switched(pipeline):
         raise BadInput(f"switch: the order stays: {why}")
@@ -179,7 +179,7 @@ def checked_order(pipeline: OnRank, schedule: Schedule) -> StepView:
 
 
 def _stays(pipeline: Any) -> str:
-    """Why the order stays, by what any rank says: parts of some features are on some ranks alone. All ranks call this."""
+    """Why the order stays on some rank (ranks may have different features); "" if it may change. All ranks call this."""
     try:
         with together(pipeline.peers, WHAT):
             if why := not_switched(pipeline):
@@ -190,7 +190,7 @@ def _stays(pipeline: Any) -> str:
 
 
 def _everywhere(pipeline: Any, body: bytes) -> bytes:
-    """What rank 0 of the first pipeline says, on all ranks, which call this together. Raises LostRank."""
+    """Send `body` from rank 0 of the first pipeline to all ranks, which call this together. Raises LostRank."""
     size = int(_sent(pipeline, torch.tensor([len(body)])))
     row = torch.frombuffer(bytearray(body or bytes(size)), dtype=torch.uint8) if size else torch.zeros(0)
     return _sent(pipeline, row).numpy().tobytes() if size else b""

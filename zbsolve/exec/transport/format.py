@@ -1,13 +1,14 @@
-"""What a message looks like, which both of its ends agree on: the structure of a pytree, its constants and its tensors.
+"""The format of a message, on which sender and receiver agree: the structure of a pytree, its constants and its tensors.
 
-One message is one tensor on the wire: the tensor itself, or all of them as bytes in one row. A message without tensors is
-one byte, so that the pass that takes it waits for the pass that makes it. Of a DTensor each coordinate sends its local
-tensor; the coordinate that takes it rebuilds the DTensor on its own slice of the mesh.
+One message is one tensor on the wire: the tensor itself, or all tensors as bytes in one row. A message without tensors is
+one byte, so that the pass that takes it still waits for the pass that makes it. Of a DTensor each coordinate sends its local
+tensor; the receiving coordinate rebuilds the DTensor on its own slice of the mesh.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,15 +24,15 @@ from ..base.torch_private import TreeSpec, tree_flatten, tree_unflatten, treespe
 from ..base.values import PLAIN_TYPES, Layout, is_dtensor, local, tensors_of
 from .wires import BYTES, CPU, Wires, losing
 
-ALIGNMENT = 16  # bytes: a tensor of any type may begin there
-FORMAT_BYTES = 1 << 14  # of a format as text, with blanks behind it
-PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # what backends send as it is
+ALIGNMENT = 16  # bytes: a tensor of any dtype may begin there
+FORMAT_BYTES = 1 << 14  # of a format as text, padded with blanks
+PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # dtypes that backends send
 
 
 @dataclass(frozen=True)
 class TensorFormat:
-    """One tensor of a message. trained: it requires a gradient, so one comes back. layout: of the DTensor whose local tensor
-    it is; None: a plain one."""
+    """One tensor of a message. trained: it requires a gradient, so a gradient comes back. layout: of the DTensor whose local
+    tensor it is; None: a plain tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -40,12 +41,12 @@ class TensorFormat:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """Bytes of the tensor."""
         return self.shape.numel() * self.dtype.itemsize
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """Those of a contiguous tensor."""
+        """The strides of a contiguous tensor of this shape."""
         return torch.empty(self.shape, device="meta").stride()
 
     @cached_property
@@ -54,7 +55,7 @@ class TensorFormat:
         return TensorFormat(self.shape, self.dtype, False, self.layout and self.layout.gradient)
 
     def dumped(self, mesh: DeviceMesh | None) -> list[Any]:
-        """As plain values: the sizes, the type, whether it is trained, how it is laid out. Raises BadInput."""
+        """As plain values: sizes, dtype, whether it is trained, layout. Raises BadInput."""
         laid_out = self.layout and _layout_dumped(self.layout, mesh)
         return [*self.shape, str(self.dtype).removeprefix("torch."), self.trained, laid_out]
 
@@ -64,8 +65,8 @@ class TensorFormat:
 
 @dataclass(frozen=True)
 class Format:
-    """What a message looks like. structure: of the pytree, as JSON (None: one tensor). leaves: of each leaf the format of
-    its tensor, or a plain value."""
+    """The format of a message. structure: of the pytree, as JSON (None: a single tensor). leaves: for each leaf the format
+    of its tensor, or a plain value."""
 
     structure: str | None
     leaves: tuple[Any, ...]
@@ -80,17 +81,17 @@ class Format:
 
     @cached_property
     def gradient(self) -> Format:
-        """The format of the gradients that come back: one for each tensor that requires one."""
+        """The format of the gradients that come back: one for each tensor that requires a gradient."""
         trained = [leaf.gradient for leaf in self.tensors if leaf.trained]
         return Format(_dumped(tree_flatten(tuple(trained))[1]), tuple(trained))
 
     def lacks(self, other: Format) -> bool:
-        """Is it `other` without some of its tensors?"""
+        """Is it `other` with some tensors missing?"""
         pairs = zip(self.leaves, other.leaves, strict=False)
         return self.structure == other.structure and all(a is None or a == b for a, b in pairs)
 
     def only(self, there: Sequence[int]) -> Format:
-        """Without the tensors that are not there. there: of each leaf, whether it is."""
+        """The format without missing tensors. there: for each leaf, whether it is present."""
         return Format(self.structure, tuple(leaf if some else None for leaf, some in zip(self.leaves, there, strict=True)))
 
     @cached_property
@@ -105,26 +106,26 @@ class Format:
 
     @cached_property
     def alone(self) -> TensorFormat | None:
-        """Its one tensor, where that goes over the wire as it is."""
+        """The message's only tensor, if that can go over the wire as it is; else None."""
         first = self.tensors[0] if len(self.tensors) == 1 else None
         return first if first is not None and first.dtype in PLAIN and first.nbytes else None
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each tensor begins in the row of bytes; and the length of the row."""
+        """The first byte of each tensor in the row of bytes, and the length of the row."""
         ends = [0]
         for leaf in self.tensors:
             ends.append(ends[-1] + -(-leaf.nbytes // ALIGNMENT) * ALIGNMENT)
         return tuple(ends)
 
     def buffer(self, device: torch.device) -> Tensor:
-        """Memory for the tensor that comes over the wire."""
+        """Memory to receive a message of this format into."""
         if self.alone is not None:  # `empty_strided` takes half as long as `empty`
             return torch.empty_strided(self.alone.shape, self.alone.strides, dtype=self.alone.dtype, device=device)
         return torch.empty(max(self.offsets[-1], 1), dtype=torch.uint8, device=device)
 
     def pack(self, value: Any, device: torch.device) -> Tensor:
-        """The tensor that goes over the wire. value: of this format."""
+        """The tensor to send for `value`, which has this format."""
         tensors = [local(tensor) for tensor in tensors_of(value)]
         if self.alone is not None:
             return tensors[0].detach().contiguous()
@@ -134,27 +135,27 @@ class Format:
         return row
 
     def completed(self, value: Iterable[Tensor | None], device: torch.device) -> list[Tensor]:
-        """Gradients, with zeros for those that `value` lacks of this format."""
+        """Gradients, with zeros in place of those that are None in `value`."""
         pairs = zip(value, self.tensors, strict=True)
         return [torch.zeros(f.shape, dtype=f.dtype, device=device) if given is None else given for given, f in pairs]
 
     def unpack(self, row: Tensor) -> Any:
-        """The value that `pack` packed. Its tensors say whether they require a gradient, and each has memory of its own, so
-        that one that is kept does not keep all others."""
+        """The value that `pack` packed. Its tensors require gradients as before. Each has memory of its own, so that a
+        tensor that is kept does not keep the whole row."""
         if self.alone is not None:
             return self.filled((_whole(row, self.alone),))
         parts = zip(self.offsets, self.tensors, strict=False)
         return self.filled([_whole(_part(row, at, leaf).clone(), leaf) for at, leaf in parts])
 
     def filled(self, tensors: Iterable[Tensor]) -> Any:
-        """The pytree with these tensors, in order."""
+        """The pytree of this format with these tensors, in order."""
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, TensorFormat) else leaf for leaf in self.leaves]
         return leaves[0] if self.structure is None else tree_unflatten(leaves, self.spec)
 
     @cached_property
     def spec(self) -> TreeSpec:
-        """The structure, as torch's pytrees know it."""
+        """The structure, as torch's pytree functions take it."""
         return treespec_loads(self.structure or "")
 
     def text(self, mesh: DeviceMesh | None = None) -> bytes:
@@ -163,7 +164,7 @@ class Format:
         return json.dumps([self.structure, leaves]).encode()
 
     def dumps(self, mesh: DeviceMesh | None = None) -> bytes:
-        """The text, `FORMAT_BYTES` long. Raises BadInput for more leaves than that can name too."""
+        """The text, padded to `FORMAT_BYTES`. Raises BadInput, also where it is longer."""
         text = self.text(mesh)
         if len(text) > FORMAT_BYTES:
             raise BadInput(f"{len(self.leaves)} leaves are more than a message can have")
@@ -171,7 +172,7 @@ class Format:
 
     @classmethod
     def loads(cls, text: bytes, mesh: DeviceMesh | None = None) -> Format:
-        """What `text` or `dumps` gave, for a rank at another place of the mesh."""
+        """Read what `text` or `dumps` wrote, on a rank at another place of the mesh."""
         structure, leaves = json.loads(text)
         return cls(structure, tuple(leaf["is"] if isinstance(leaf, dict) else _loaded(leaf, mesh) for leaf in leaves))
 
@@ -181,8 +182,7 @@ class Format:
 
 
 def send_value(wires: Wires, value: Any, destination: int, mesh: DeviceMesh | None = None) -> None:
-    """Send a pytree of tensors and plain values outside of a step, through host memory. mesh: the pipeline's. Raises
-    BadInput, LostRank."""
+    """Send a pytree outside of a step, through host memory. mesh: the pipeline's. Raises BadInput, LostRank."""
     for work, _ in begin_value(wires, value, destination, mesh):
         wires.wait(work, destination)
 
@@ -190,7 +190,7 @@ def send_value(wires: Wires, value: Any, destination: int, mesh: DeviceMesh | No
 def begin_value(
     wires: Wires, value: Any, destination: int, mesh: DeviceMesh | None = None, tag: int = BYTES
 ) -> list[tuple[Any, Tensor]]:
-    """Begin to: what is under way, with the memory that must stay until then."""
+    """Start sending. Returns (work handle, memory to keep until it is done) for each part."""
     form = Format.of(value)
     text = torch.frombuffer(bytearray(form.text(mesh)), dtype=torch.uint8)
     rows = [torch.tensor([len(text)]), text, *([form.pack(value, CPU).cpu()] if form.tensors else [])]
@@ -221,20 +221,23 @@ def receive_value(
 
 
 def _shown(value: Any) -> str:
-    """A pytree of words, with the names in its dicts."""
+    """A pytree of words as text, with the keys of its dicts."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_shown(part)}" for name, part in value.items()) + "}"
     return f"({', '.join(map(_shown, value))})" if isinstance(value, list | tuple) else str(value)
 
 
 def _tensor_format(tensor: Tensor) -> TensorFormat:
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else "sparse"
+        raise BadInput(f"makes a {kind} tensor, which cannot be sent: hand on a dense one, or the tensors in it")
     if type(tensor) in PLAIN_TYPES or not is_dtensor(tensor):
         return TensorFormat(tensor.shape, tensor.dtype, tensor.requires_grad)
     return TensorFormat(local(tensor).shape, tensor.dtype, tensor.requires_grad, Layout.of(tensor))
 
 
 def _whole(part: Tensor, leaf: TensorFormat) -> Tensor:
-    """The tensor that came, or the DTensor that it is this rank's part of."""
+    """The received tensor, or the DTensor of which it is this rank's local part."""
     return (part if leaf.layout is None else leaf.layout.whole(part)).requires_grad_(leaf.trained)
 
 
@@ -252,7 +255,8 @@ def _dumped(spec: TreeSpec) -> str:
     try:
         return treespec_dumps(spec)
     except NotImplementedError as error:
-        raise BadInput(f"a structure that cannot be sent: {error}") from None
+        why = re.split(r" because|\. Please", str(error))[0]
+        raise BadInput(f"a structure that cannot be sent: {why}: hand on tuples, lists and dicts") from None
 
 
 def _layout_dumped(layout: Layout, whole: DeviceMesh | None) -> list[Any]:
@@ -266,7 +270,7 @@ def _layout_dumped(layout: Layout, whole: DeviceMesh | None) -> list[Any]:
 
 
 def _layout_loaded(values: Sequence[Any], whole: DeviceMesh | None) -> Layout:
-    """What `_layout_dumped` gave, on this rank's slice."""
+    """Read what `_layout_dumped` wrote, on this rank's slice of the mesh."""
     names, placements, shape = values
     assert whole is not None
     mesh = _slice(whole, names)
@@ -283,14 +287,14 @@ def _slice(whole: DeviceMesh, names: Sequence[str]) -> DeviceMesh | None:
 
 
 def _placements() -> dict[str, tuple[Any, tuple[str, ...]]]:
-    """What a placement is called → its class, and what it is made with."""
+    """Name of a kind of placement → its class, and the names of its arguments."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     return {"shard": (Shard, ("dim",)), "replicate": (Replicate, ()), "partial": (Partial, ("reduce_op",))}
 
 
 def _words(placement: Any) -> list[Any]:
-    """A placement as plain values. Raises BadInput for one that is none of torch's three."""
+    """A placement as plain values. Raises BadInput for one of a kind that is not torch's Shard, Replicate or Partial."""
     for name, (kind, fields) in _placements().items():
         if type(placement) is kind:
             return [name, *(getattr(placement, field) for field in fields)]

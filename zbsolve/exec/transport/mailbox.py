@@ -1,4 +1,4 @@
-"""Messages between ranks: formats, order, the memory that they come into; and their rows between ranks on CPUs."""
+"""`Mailbox`: one rank's messages, their formats, order and memory. `HostRows`: sends and receives between CPUs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .format import FORMAT_BYTES, Format
 from .shared_memory import ReceiveWork
 from .wires import FORMATS, Wires, reason
 
-POLL_SECONDS = 0.001  # between looks at what was sent
-SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # what was sent is not worth a look up to here
-Key = tuple[tuple[int, ...], int]  # a channel, and the number of an input's shape
+POLL_SECONDS = 0.001  # between two checks of what was sent
+SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # up to 16 sends of at most 4 KiB are not worth a check
+Key = tuple[tuple[int, ...], int]  # a channel, and the number of the input's shape
 
 
 class HostRows:
-    """How rows of bytes come and go, here between CPUs. What `reserve` gives is handed to `receive` and `take`. timeout: to
-    wait for a message."""
+    """Sends and receives messages as rows of bytes, here between CPUs. What `reserve` returns is passed to `receive` and
+    `take`. timeout: to wait for a message."""
 
     def __init__(self, wires: Wires, timeout: timedelta) -> None:
         self._wires, self._timeout = wires, timeout
@@ -38,37 +38,37 @@ class HostRows:
         """A step begins."""
 
     def reserve(self, message: Message, row: Tensor) -> Any:
-        """`row`, which was made just now, is where the message comes to: receive from now on. Never waits."""
+        """Start to receive the message into `row`, which was just allocated. Never waits."""
         return self._wires.receive(row, message.source), row
 
     def receive(self, message: Message, coming: Any) -> None:
-        """All that the message needs of this rank is launched. Those of one source come in their order."""
+        """On a GPU, launch all that receives the message. Messages from one source come in their order."""
 
     def here(self, coming: Any) -> bool:
-        """Is it here? gloo cannot be asked: of its messages as if they were."""
+        """Has it arrived? Never waits. gloo cannot tell, so its messages count as arrived."""
         return not isinstance(coming[0], ReceiveWork) or coming[0].here()
 
     def take(self, message: Message, coming: Any) -> tuple[Tensor, Any]:
-        """The row is there for what comes now; and when it was: monotonic ns, or a mark of a device."""
+        """Wait for the row. Returns it, and when it arrived: monotonic ns, or a mark of a device."""
         work, row = coming
         work.wait(self._timeout)
         return row, time.monotonic_ns()
 
     def send(self, message: Message, row: Tensor) -> None:
-        """Start sending. Never waits."""
+        """Start to send. Never waits."""
         self.sent.keep(self._wires.send(row, message.destination), row)
 
     def gone(self, message: Message) -> None:
-        """By the schedule it has gone: what was sent may be given up. (Here a thread looks after that.)"""
+        """By the schedule the message has left, so its memory may be freed. (Here a thread frees it.)"""
 
     def flush(self) -> None:
-        """Everything has gone before what comes now."""
+        """Wait until everything has left."""
         self.sent.flush()
 
 
 class Looker:
-    """A thread that calls a method from time to time while `busy` is set, until its object is gone. What a look raises is of
-    no use. seconds: before each look."""
+    """A thread that calls the method `look` again and again while `busy` is set, until the method's object is garbage.
+    Exceptions of a call are ignored. seconds: the pause before each call."""
 
     def __init__(self, look: Callable[[], None], seconds: float) -> None:
         self.busy, closed = Event(), Event()
@@ -78,7 +78,7 @@ class Looker:
 
 
 def _look(method: WeakMethod[Callable[[], None]], busy: Event, closed: Event, seconds: float) -> None:
-    """The thread's work, until `closed`."""
+    """What the thread runs, until `closed` is set."""
     while busy.wait() and not closed.wait(seconds):
         if busy.is_set() and (look := method()) is not None:
             with suppress(Exception):
@@ -92,8 +92,8 @@ def _close(busy: Event, closed: Event) -> None:
 
 
 class Sent:
-    """Keeps what was sent until it has gone. gloo's work objects cannot be asked, so a thread waits for them. It looks from
-    time to time: waking it for every message would cost the thread that runs the passes more than the message."""
+    """Keeps each sent tensor until it has left. gloo's work handles cannot be polled, so a thread waits for them. It wakes
+    up at intervals: to wake it for every message would delay the thread that runs passes by more than the message does."""
 
     def __init__(self, timeout: timedelta) -> None:
         self._open: deque[tuple[Any, Tensor]] = deque()
@@ -102,7 +102,7 @@ class Sent:
         self._busy = Looker(self.look, POLL_SECONDS).busy
 
     def keep(self, work: Any, tensor: Tensor) -> None:
-        """Keep `tensor` until `work` is done (None: it is), or a few small ones until `flush`."""
+        """Keep `tensor` until `work` is done (None: it is). A few small tensors are kept until `flush`."""
         if work is None:
             return
         self._open.append((work, tensor))
@@ -110,7 +110,7 @@ class Sent:
             self._busy.set()
 
     def look(self) -> None:
-        """Wait for all that was sent so far, and give it up."""
+        """Wait for all that was sent so far, and free it."""
         with self._looking:
             self._wait()
 
@@ -136,15 +136,16 @@ class Sent:
 
 
 class Mailbox:
-    """One rank's messages, step after step. incoming: source rank → its messages of a step, in their order; timeout: seconds
-    to wait for one. mesh: that of the pipeline, on which DTensors are rebuilt; None: none comes. rows: how they come and go;
-    None: as between CPUs. trained: asks which parameters of this rank are trained, by name.
+    """One rank's messages, step after step. incoming: source rank → its messages of a step, in order; timeout: seconds to
+    wait for one. mesh: of the pipeline, to rebuild DTensors on; None: there are none. rows: what sends and receives; None:
+    between CPUs. trained: a function that returns which parameters of this rank are trained, by name.
 
-    A message's format (structure, shapes, dtypes, what needs a gradient) is agreed once for each shape of input, which the
-    first stage's rank numbers. The first activation of a number over a channel is preceded by its format, and both ends know
-    it from then on. So receives can be posted ahead, also where microbatches differ. Of a gradient the first message is
-    preceded by a flag for each tensor: what nobody used has none, and nothing of it goes over the wire. Microbatches may
-    differ in that, so while some are not there, each is. Once all were, they are from then on, with zeros if need be.
+    Both ends agree on a message's format (structure, shapes, dtypes, what requires a gradient) once for each shape of input;
+    ranks of the first stage number these shapes. Before the first activation with a new number a channel carries its format;
+    both ends then keep it. So receives can be posted early, even where microbatches have different shapes. The first
+    gradient comes after a flag for each tensor: a tensor that nothing used has no gradient, and none is sent. Microbatches
+    may differ in that, so flags come with each message until one has all gradients. From then on all are sent, zeros if need
+    be.
     """
 
     def __init__(
@@ -171,23 +172,23 @@ class Mailbox:
         self._rows = self._host if rows is None else rows
 
     def begin(self, numbers: Mapping[int, int]) -> None:
-        """A step starts: its messages may come. numbers: microbatch → the number of its input's shape."""
+        """A step begins, and with it its messages. numbers: microbatch → the number of its input's shape."""
         self._numbers = numbers
         self._rows.begin()
         self._unposted = {source: deque(messages) for source, messages in self._incoming.items()}
 
     def expect(self, incoming: Mapping[int, Sequence[Message]]) -> None:
-        """From the next step on these come."""
+        """Set the messages to receive, from the next step on."""
         self._incoming = dict(incoming)
 
     def restart(self) -> None:
-        """The step begins anew before anything of it has come or gone."""
+        """Begin the step again, where nothing of it was sent or received."""
         self._posted.clear()
         self.begin(self._numbers)
 
     def again(self, counts: Mapping[int, int]) -> None:
-        """The step starts anew. counts: source → how many messages it had sent before; those that were not taken are waited
-        for and dropped. Raises LostRank."""
+        """Begin the step again. counts: source → the number of messages that it had sent before; those not yet taken are
+        received and dropped. Raises LostRank."""
         for source, count in counts.items():
             for message in self._incoming[source][:count]:
                 if message in self._posted or message in self._unposted[source]:
@@ -195,7 +196,7 @@ class Mailbox:
         self.begin(self._numbers)
 
     def post(self, message: Message) -> None:
-        """Post its receive, and those before it from its source, as far as formats are known. Never waits."""
+        """Post its receive, and those before it from the same source, as far as formats are known. Never waits."""
         waiting = self._unposted[message.source]
         while message not in self._posted and waiting:
             agreed = self._agreed(waiting[0])
@@ -204,19 +205,17 @@ class Mailbox:
             self._receive(waiting.popleft(), agreed)
 
     def receive(self, message: Message) -> None:
-        """All that the message needs of this rank is launched. On a device this waits for formats that are not known yet.
-        Raises LostRank."""
+        """On a GPU, launch all that receives the message, once its format is known. Raises LostRank."""
         if self._rows is not self._host:
             with _waiting(message):
                 self._rows.receive(message, self._known(message)[0])
 
     def here(self, message: Message) -> bool:
-        """Is it here, or is that not known? Never waits."""
+        """Has it arrived, or is that unknown? Never waits."""
         return message not in self._posted or self._host.here(self._posted[message][0])
 
     def take(self, message: Message) -> tuple[Any, Any]:
-        """Wait for a message. What it carries, and when this rank had it: monotonic ns, or a mark of its device. Raises
-        LostRank."""
+        """Wait for a message. Returns its value and its arrival: monotonic ns, or a mark. Raises LostRank."""
         with _waiting(message):
             coming, agreed = self._known(message)
             del self._posted[message]
@@ -224,14 +223,14 @@ class Mailbox:
             return agreed.unpack(row), when
 
     def _known(self, message: Message) -> tuple[Any, Format]:
-        """What `HostRows.reserve` gave for it, and its format, which this waits for where it is not known."""
+        """What `HostRows.reserve` returned for the message, and its format. Waits for a format that is not known yet."""
         while message not in self._posted:
             first = self._unposted[message.source].popleft()
             self._receive(first, self._agreed(first) or self._asked(first))
         return self._posted[message]
 
     def send(self, message: Message, value: Any) -> None:
-        """Start sending. Never waits. Raises BadInput for another format than agreed, LostRank."""
+        """Start to send. Never waits. Raises BadInput where the value does not have the agreed format, and LostRank."""
         agreed, form, key = self._agreed(message), Format.of(value), self._key(message)
         right = self._formats[key].gradient if message.gradient else agreed
         try:
@@ -255,35 +254,34 @@ class Mailbox:
             raise LostRank(text, message.destination) from None
 
     def gone(self, message: Message) -> None:
-        """By the schedule it has gone. Never waits."""
+        """By the schedule the message has left: free its memory. Never waits."""
         self._rows.gone(message)
 
     def flush(self) -> None:
-        """Wait until everything has gone. Raises LostRank."""
+        """Wait until all messages have left. Raises LostRank."""
         self._rows.flush()
         if self._rows is not self._host:
             self._host.flush()
 
     def mark_with(self, marks: Any) -> None:
-        """On a device: the events of this step are these."""
+        """On a GPU: use these marks for the events of this step."""
         self._rows.marks = marks  # type: ignore[attr-defined]
 
     def size(self, message: Message) -> int:
-        """Bytes that a message of the last step takes here, before the pass that takes it or behind the one that sends it: 0
-        where sending copied it."""
+        """Bytes of a message of the last step on this rank, until it is taken or has left; 0 where sending has copied it."""
         agreed = self._last_format(message)
         copied = message.source == self._wires.rank and self._wires.copies(message.destination)
         return 0 if agreed is None or copied else agreed.nbytes
 
     def tell(self, tensor: Tensor, destination: int, tag: int) -> None:
-        """Start sending something else than a message. Never waits. Raises LostRank."""
+        """Start to send a tensor that is no message of the schedule. Never waits. Raises LostRank."""
         try:
             self._host.sent.keep(self._wires.send(tensor, destination, tag), tensor)
         except Exception as error:
             raise LostRank(f"sending to rank {destination}: {reason(error)}", destination) from None
 
     def ask(self, tensor: Tensor, source: int, tag: int) -> None:
-        """Wait for what `tell` sent. Raises LostRank."""
+        """Receive what `tell` sent, into `tensor`. Raises LostRank."""
         self._wires.wait(self._wires.receive(tensor, source, tag), source, self._timeout)
 
     def _key(self, message: Message) -> Key:
@@ -291,7 +289,7 @@ class Mailbox:
 
     @property
     def no_capture(self) -> str:
-        """Why steps are not captured (see `Part`): each has other messages than those of its program."""
+        """Why steps cannot be captured (see `Part`): with flags for gradients, the messages are not those of the program."""
         some = any(None in form.leaves for form in self._gradients.values())
         return "ranks tell each other which of a stage's outputs nobody used" if some else ""
 
@@ -299,12 +297,12 @@ class Mailbox:
         return (self._gradients if message.gradient else self._formats).get(self._key(message))
 
     def _agreed(self, message: Message) -> Format | None:
-        """Its format; None: that comes before it."""
+        """The format that both ends know; None: it comes before the message."""
         known = self._last_format(message)
         return None if known is not None and message.gradient and None in known.leaves else known
 
     def _learned(self, message: Message, form: Format) -> Format:
-        """Keep what came before a message, at either end."""
+        """Keep the format that came before a message. Both ends call this."""
         key = self._key(message)
         (self._gradients if message.gradient else self._formats)[key] = form
         if not message.gradient and not form.gradient.leaves:
@@ -315,7 +313,7 @@ class Mailbox:
         self._posted[message] = self._rows.reserve(message, agreed.buffer(self._device)), agreed
 
     def _asked(self, message: Message) -> Format:
-        """The format that comes before it."""
+        """Receive the format that comes before the message."""
         whole = self._formats[self._key(message)].gradient if message.gradient else None
         header = torch.empty(FORMAT_BYTES if whole is None else len(whole.leaves), dtype=torch.uint8)
         self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
@@ -324,7 +322,7 @@ class Mailbox:
 
 
 def _unlike(made: Format, agreed: Format, then: Mapping[str, bool], now: Mapping[str, bool]) -> str:
-    """What a format is, and was before for an input of the same number."""
+    """An error text: what the format is, and how it differs from before for an input of the same shape."""
     changed = [name for name, trained in now.items() if then.get(name, trained) != trained]
     if str(made) != str(agreed) or [f.trained for f in made.tensors] == [f.trained for f in agreed.tensors]:
         return f"makes {made}, not {agreed} as before for an input of the same shape"
@@ -338,7 +336,7 @@ def _unlike(made: Format, agreed: Format, then: Mapping[str, bool], now: Mapping
 
 @contextmanager
 def _waiting(message: Message) -> Iterator[None]:
-    """What goes wrong inside is a message that does not come. Raises LostRank."""
+    """What is raised inside means that the message does not come: raises LostRank."""
     try:
         yield
     except Exception as error:

@@ -1,9 +1,9 @@
-"""How ranks tell each other why they stop, so that every one of them ends soon and says the same; how far apart their
-clocks are; and whole numbers in memory that all ranks of a machine share.
+"""How ranks tell each other why they stop, so that all of them stop soon and report the same cause. Also how far their
+clocks differ, and integers in memory that all ranks of a machine share.
 
-gloo knows that a connection broke, or that nothing came; neither says which rank began it. So a rank that stops leaves a
-note in the process group's store and breaks its connections off. That wakes the ranks that wait for it, and they read the
-notes before they say what happened. A rank without a note died or hangs.
+gloo reports that a connection broke, or that nothing came, but not which rank is the cause. So a rank that stops writes a
+note to the process group's store and then breaks its connections. That wakes the ranks that wait for it, and they read the
+notes before they report an error. A rank without a note has died or hangs.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from ...util.temporary import temporary_folder
 from .wires import BROKE, BYTES, Wires, broken, call_beside, came_true, digest, receive_bytes, send_bytes
 
 Cells = NDArray[np.int64]
-NOTES_SECONDS = 1.0  # for the others' notes to come
-SAID_BYTES = 2048  # a rank, for what all hear of it: 300 characters, however they are written
+NOTES_SECONDS = 1.0  # to wait for the notes of others
+SAID_BYTES = 2048  # of each rank's message to all: an error of 300 characters as JSON
 Note = dict[str, Any]
 
 
 @contextmanager
 def agreed(wires: Wires, what: str, content: str) -> Iterator[None]:
-    """Inside, each rank does what it does by itself. At the end all ranks hear of all, and none goes on where one cannot.
+    """Inside, each rank works by itself. At the end all ranks exchange their results, and if one failed all raise.
 
-    content: of `what`; its digest must be the same on all ranks. This waits as long as the process group's timeout. Raises
-    BadInput naming the rank that has another content, or what was wrong there; RunFailed where a rank's code raised.
+    content: the text of `what`, such as a schedule; its digest must be the same on all ranks. Waits up to the process
+    group's timeout. Raises BadInput naming the rank with another content, or with the error there; RunFailed where code of a
+    rank raised another exception.
     """
     mark = hashlib.sha256(content.encode()).hexdigest()[:16]
     try:
         yield
     except Exception as error:
-        with suppress(LostRank):  # what happened here is the cause, whatever becomes of the others
+        with suppress(LostRank):  # the error here is the cause, even if others are lost too
             _all_say(wires, mark, type(error).__name__, one_line(error))
         raise
     notes = _all_say(wires, mark, "", "")
@@ -72,9 +73,9 @@ def _all_say(wires: Wires, mark: str, error: str, text: str) -> list[Note]:
 
 
 class Peers:
-    """The other ranks of a pipeline, to a rank that stops or waits. timeout: seconds to wait for them. failure: why this
-    rank stopped; the first cause stays, here and in the rank's note, whatever a loop does that goes on. beside: what ends
-    connections to ranks of other pipelines. thread_error: what stopped a thread of this rank (see `stop`)."""
+    """The other ranks of a pipeline, for a rank that stops or waits. timeout: seconds to wait for them. failure: why this
+    rank stopped; the first cause stays, here and in its note, even if the training loop goes on. beside: functions that
+    break connections to ranks of other pipelines. thread_error: what another thread raised (see `stop`)."""
 
     def __init__(self, wires: Wires, timeout: float) -> None:
         self.beside: list[Callable[[], None]] = []
@@ -84,38 +85,36 @@ class Peers:
         self.thread_error: Exception | None = None
 
     def stop(self, error: Exception) -> None:
-        """`error` was raised in a thread beside the one that runs passes: this rank stops at its next wait, and that is what
-        it says."""
+        """Another thread of this rank raised `error`: this rank stops at its next wait, and reports this error."""
         self.thread_error = self.thread_error or error
         self._say(self.thread_error, "")
 
     def stopped(self) -> int | None:
-        """Another rank that has left a note, for it stopped; None where there is none."""
+        """Another rank that has left a note because it stopped; None where there is none."""
         ranks = [other for other in range(self.wires.size) if other != self.wires.rank]
         return next((other for other in ranks if self.wires.notes.check([str(other)])), None)
 
     def break_devices(self) -> None:
-        """End the communicators of this rank's device, so that neither it nor the host waits for others."""
+        """Abort the communicators of this rank's GPU, so that neither the GPU nor the host waits for others."""
         call_beside([self.wires.abort, *self.beside])
 
     def wait(self, work: Any, what: str) -> None:
-        """Wait for a collective operation of all ranks; one that is done is done, even in a pipeline that failed later.
-        Raises LostRank naming `what`."""
+        """Wait for a collective of all ranks; a done one is valid even after a failure. Raises LostRank naming `what`."""
         with self._told(what):
             self.wires.wait(work, timeout=self.timeout)
 
     def gathered(self, numbers: torch.Tensor, what: str) -> torch.Tensor:
-        """What all ranks tell (see `Wires.gather`), once it is here. Raises LostRank naming `what`."""
+        """The rows of all ranks (see `Wires.gather`); waits for them. Raises LostRank naming `what`."""
         work, everything = self.wires.gather(numbers)
         self.wait(work, what)
         return everything
 
     @contextmanager
     def telling(self, what: str | Callable[[], str]) -> Iterator[None]:
-        """The others hear of what is raised inside. Where one of them is the cause, the line that is raised here says so.
+        """Tell the other ranks what is raised inside. Where another rank is the cause, the error raised here says so.
 
-        Raises RunFailed in one line naming rank, pass (or `what`) and cause. The pipeline and its process group are of no
-        use afterwards: whatever they are asked for later raises RunFailed with the first cause.
+        Raises RunFailed in one line naming rank, pass (or `what`) and cause. The pipeline and its process group are unusable
+        afterwards: every later call raises RunFailed with the first cause.
         """
         self.refuse_failed()
         with self._told(what):
@@ -143,25 +142,25 @@ class Peers:
             self.failure = one_line(final)
             if isinstance(final, RunFailed):
                 final.told = True
-            # Its line says what went wrong and where. Our own frames would stand before it, once for each cause.
+            # Its line says what went wrong and where, so the traceback of our own frames is left out.
             final.details = "".join(traceback.format_exception(error))
             raise final.with_traceback(None) from None
 
     def _say(self, error: Exception, what: str) -> Note:
-        """Leave a note, and then break all connections off."""
+        """Leave a note, then break all connections."""
         rank, text = self.wires.rank, one_line(error)
         text = text if text.startswith(f"rank {rank}") else f"rank {rank}, {what}: {text}"
         lost = isinstance(error, LostRank) or broken(str(error))
         peer = error.peer if isinstance(error, LostRank) else None
         note: Note = {"text": text, "lost": lost, "peer": peer, "gone": text.endswith(BROKE), "time": time.time()}
-        with suppress(Exception):  # where the store is gone with its rank, connections still break
+        with suppress(Exception):  # the store may be gone with its rank; connections still break
             self.wires.notes.set(str(rank), json.dumps(note))
         call_beside([self.wires.break_off, *self.beside])
         return note
 
     def _heard(self, own: Note) -> RunFailed:
-        """What happened, by the notes of all ranks. Notes may come a little later than this rank wakes; but a rank whose
-        connection broke has left its note before, or leaves none."""
+        """The error by the notes of all ranks. Notes may come a little after this rank wakes. But a rank whose connection
+        broke has left its note before that, or leaves none."""
         until, rank, store = time.monotonic() + NOTES_SECONDS, self.wires.rank, self.wires.notes
         notes: dict[int, Note] = {rank: own}
         while True:
@@ -177,8 +176,8 @@ class Peers:
 
 @contextmanager
 def together(peers: Peers, what: str, content: str = "") -> Iterator[None]:
-    """Inside, each rank does what it does by itself; where one cannot, or has other `content`, all raise (see `agreed`).
-    Raises RunFailed where a rank is lost, or was before."""
+    """Inside, each rank works by itself; if one fails, or has other `content`, all raise (see `agreed`). Raises RunFailed
+    where a rank is lost, or the pipeline has failed before."""
     peers.refuse_failed()
     try:
         with agreed(peers.wires, what, content):
@@ -189,8 +188,8 @@ def together(peers: Peers, what: str, content: str = "") -> Iterator[None]:
 
 
 def last_waiting(rank: int, notes: Mapping[int, Note]) -> tuple[int, int | None]:
-    """Follow the ranks that waited for each other, from `rank` on. The last rank with a note, and the rank that it waited
-    for (None: it waited for all, or for one that was met already)."""
+    """Follow the chain of ranks that waited for each other, from `rank` on. Returns the last rank with a note, and the rank
+    that it waited for (None: all ranks, or one that is in the chain)."""
     path = [rank]
     while (peer := notes[path[-1]]["peer"]) in notes and peer not in path:
         path.append(peer)
@@ -198,8 +197,8 @@ def last_waiting(rank: int, notes: Mapping[int, Note]) -> tuple[int, int | None]
 
 
 def explained(rank: int, notes: Mapping[int, Note], ranks: int) -> LostRank:
-    """What `rank`, which lost another one, says in the end. Where a rank failed by itself, its note is the cause. Where none
-    did, a rank is lost that others waited for and that says nothing at all."""
+    """The error that `rank`, which lost another one, raises. If a rank failed by itself, its note is the cause. If
+    none did, the lost rank is one that others waited for and that has left no note."""
     text = notes[rank]["text"]
     causes = [(note["time"], other) for other, note in notes.items() if not note["lost"]]
     if causes:
@@ -209,13 +208,13 @@ def explained(rank: int, notes: Mapping[int, Note], ranks: int) -> LostRank:
     silent = [other for other in range(ranks) if other not in notes]
     if end is None and len(silent) == 1:
         last, end = rank, silent[0]
-    if end is None:  # the last one waited for ranks of other pipelines, or for all
+    if end is None:  # the last rank waited for ranks of other pipelines, or for all
         return LostRank(text if last == rank or notes[last]["peer"] is not None else f"{notes[last]['text']}; then {text}")
     return LostRank(f"rank {end} is lost: {notes[last]['text']}" + ("" if last == rank else f"; then {text}"), end)
 
 
 def _offset(wires: Wires, rounds: int = 20) -> int:
-    """ns that this rank's monotonic clock is ahead of rank 0's, by the quickest of some round trips."""
+    """ns by which this rank's monotonic clock is ahead of rank 0's, by the fastest of several round trips."""
     stamp = torch.zeros(1, dtype=torch.int64)
     best = (1 << 62, 0)
     for other in range(1, wires.size):
@@ -234,14 +233,14 @@ def _offset(wires: Wires, rounds: int = 20) -> int:
 
 
 def clock_lead(wires: Wires) -> int:
-    """ns that this rank's monotonic clock is ahead of rank 0's. Every rank calls this. Raises LostRank."""
+    """ns by which this rank's monotonic clock is ahead of rank 0's. Every rank calls this. Raises LostRank."""
     work, marks = wires.gather(torch.tensor([digest(_machine())]))
     wires.wait(work)
     return 0 if marks.min() == marks.max() else _offset(wires)
 
 
 def _machine() -> str:
-    """A name of the running system: ranks that share it share its monotonic clock."""
+    """An id of the running system: ranks with the same one have the same monotonic clock."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
             return stream.read().strip()
@@ -250,8 +249,8 @@ def _machine() -> str:
 
 
 def shared_cells(wires: Wires, shape: tuple[int, ...], what: str) -> Cells:
-    """Zeros that all ranks share; all of them call this. They are a file that rank 0 makes, and that loses its name once all
-    have it. Raises BadInput naming `what` where a rank does not find it: on another machine."""
+    """An array of zeros in memory that all ranks share; all of them call this. Rank 0 makes a file for it and deletes its
+    name once all have mapped it. Raises BadInput naming `what` where a rank is on another machine."""
     others = range(1, wires.size) if wires.rank == 0 else ()
     with nullcontext() if wires.rank else temporary_folder("cells") as folder:
         if folder is None:
@@ -273,9 +272,9 @@ def shared_cells(wires: Wires, shape: tuple[int, ...], what: str) -> Cells:
 
 
 class Signals:
-    """What copies of several ranks tell each other: where ranks share a bus or host memory, a copy waits for another rank's.
-    cells: pass → the last step in which it has ended, shape (passes,), of all ranks. rows: the passes by name; ranks: of
-    each. timeout: seconds to wait for one. step: this rank's."""
+    """How copies of several ranks wait for each other, where ranks share a bus or host memory. cells: pass → the last step
+    in which it has ended, shape (passes,), in memory shared by all ranks. rows: pass name → its cell; ranks: pass name → its
+    rank. timeout: seconds to wait for a pass. step: this rank's current step."""
 
     def __init__(self, cells: Cells, rows: Mapping[str, int], ranks: Mapping[str, int], timeout: float) -> None:
         self.cells, self.rows, self.ranks, self.timeout = cells, rows, ranks, timeout

@@ -1,13 +1,13 @@
 """Messages between two processes of one machine: one copy into memory that both map, one copy out of it.
 
-gloo moves such a message through the network stack and through threads of its own at either end, which costs more than many
-a pass. Here one direction of a pair of ranks is a file in memory, a pipe that says in which slot of it the next message
-lies, and a pipe back that says which slots are free again. Pipes keep order, wake the process that waits, and end with the
-process at their other end.
+gloo sends such a message through the network stack and through threads of its own at both ends, which takes longer than many
+passes. Here one direction of a pair of ranks has a file in memory, a pipe with the place of each message in that file (its
+slot), and a pipe back with the slots that are free again. Pipes keep their order, wake the process that waits, and end with
+the process at their other end.
 
-The sender offers its descriptors by number, and the receiver opens them through /proc. It does so only where their names
-there are the offered ones, one of which is random. Elsewhere (another machine, another container, no Linux) both ends know
-that memory cannot be shared.
+The sender offers its file descriptors by number, and the receiver opens them through /proc. Each must have the name there
+that the sender gave, and one of these names is random. If they differ (another machine, another container, no Linux), both
+ends know that they cannot share memory.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ SLOT = Struct("qqq")  # where a message lies, its bytes, its tag
 STOP = SLOT.pack(-1, 0, 0)
 FREED = Struct("q")
 MAX_POLL_MS = 2**31 - 1
-SPIN_NS = 50_000  # to look for a message before sleeping: after a sleep a small pass takes some 30 µs longer
+SPIN_NS = 50_000  # to poll for a message before sleeping: after a sleep a small pass takes some 30 µs longer
 READ_BYTES = 16 * SLOT.size
 MIN_SLOT, FIRST_SIZE = 64, 1 << 16  # bytes of a slot, and of the file at first
-UNREPORTED_BYTES = 1 << 14  # of free slots, before the sender hears of them: a word a message would cost too much
-PEER_FILES = 1, 4  # of a sender's files: the ends of its pipes that are for the other process
-LARGE_BYTES, PARTS = 1 << 20, 4  # from this size on a message goes in parts, so that both ends copy at once
-WORDS = 2 + PARTS  # in the pipe for a message at most: its shape may come before it, and the numbers of a step's shapes
+UNREPORTED_BYTES = 1 << 14  # of freed slots before the sender is informed: a write per message would cost too much
+PEER_FILES = 1, 4  # of the sender's files, the ends of pipes that the other process uses
+LARGE_BYTES, PARTS = 1 << 20, 4  # messages of this size and more go in parts, so that both ends copy at the same time
+WORDS = 2 + PARTS  # in the pipe for one message at most: also its format, and the shape numbers of a step
 STEPS = 4  # whose messages fit into the pipe: no rank is two steps ahead, or begins a step again more than once
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # linux/fcntl.h
 
 
 def slot_size(size: int) -> int:
-    """Bytes of the slot for a message: powers of two, so that slots serve again. Pages that nobody touches cost nothing."""
+    """Bytes of the slot for a message. Powers of two, so that slots are reused; unused pages take no memory."""
     return max(MIN_SLOT, 1 << (size - 1).bit_length())
 
 
 def part_size(size: int) -> int:
-    """Bytes of a message that go at once."""
+    """Bytes of each part that a message is sent in."""
     return size if size < LARGE_BYTES else -(-size // (MIN_SLOT * PARTS)) * MIN_SLOT
 
 
@@ -62,7 +62,7 @@ class _Mapped:
         self._map: mmap.mmap | None = None
 
     def reach(self, size: int) -> None:
-        """Map all there is, at least so many bytes. Raises RuntimeError where there are fewer."""
+        """Map the whole file, which has at least `size` bytes. Raises RuntimeError where it has fewer."""
         self.size = os.fstat(self._file.fileno()).st_size
         if self.size < size:
             raise RuntimeError(f"a message ends at byte {size} of {self.size}")
@@ -70,19 +70,18 @@ class _Mapped:
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def grow(self, size: int) -> None:
-        """Make the file at least so long, and map it."""
+        """Make the file at least `size` bytes long, and map it."""
         if size > self.size:
             os.ftruncate(self._file.fileno(), max(size, 2 * self.size, FIRST_SIZE))
             self.reach(size)
 
     def drop(self) -> None:
-        """Map nothing: an address that is used from now on is asked for anew, of a file that is closed."""
+        """Unmap the file, which may be closed: its address is no longer valid."""
         self._map, self.size, self.base = None, 0, 0
 
 
 class ShmSender:
-    """The sending end of one direction, for at most `messages` in a step. offer: what the other end needs. Raises
-    OSError."""
+    """The sending end, for at most `messages` in a step. offer: what the receiver needs to open it. Raises OSError."""
 
     def __init__(self, messages: int) -> None:
         memory = FileIO(os.memfd_create(f"zbsolve-{secrets.token_hex(8)}"), "r+")
@@ -104,14 +103,14 @@ class ShmSender:
 
     @classmethod
     def opened(cls, messages: int) -> ShmSender | None:
-        """A sender; None where this system has no such memory."""
+        """A sender; None where the system has no memory files."""
         with suppress(OSError, AttributeError):
             return cls(messages)
         return None
 
     def agreed(self, taken: bool) -> ShmSender | None:
-        """The other end says whether it has opened what it needs. This end keeps only its own ends of the pipes then, since
-        a pipe ends with the last process that holds it. None where the other end cannot."""
+        """Called with whether the receiver has opened its files. Closes this process's copy of the receiver's pipe ends,
+        since a pipe ends with the last process that holds it. Returns None where the receiver could not open them."""
         for i in PEER_FILES:
             self._files[i].close()
         if taken:
@@ -120,7 +119,7 @@ class ShmSender:
         return None
 
     def send(self, tensors: Sequence[Tensor], destination: int, tag: int) -> None:
-        """Copy one contiguous tensor of the CPU; never waits. As a backend's `send`, but nothing is left to wait for. Raises
+        """Copy one contiguous CPU tensor; never waits. Like a backend's `send`, but no work is left to wait for. Raises
         OSError where the other end is gone."""
         (tensor,) = tensors
         size, done = tensor.nbytes, 0
@@ -136,7 +135,7 @@ class ShmSender:
                 return
 
     def _slot(self, wanted: int) -> int:
-        """A slot of so many bytes: a free one, or a new one behind all others."""
+        """A slot of `wanted` bytes: a free one, or a new one at the end of the file."""
         free = self._free.setdefault(wanted, [])
         if not free:
             self._collect_freed()
@@ -152,13 +151,13 @@ class ShmSender:
             self._free[self._sizes[slot]].append(slot)
 
     def break_off(self) -> None:
-        """Wake a receiver that waits, also where a child of this process holds the pipe open."""
+        """Wake the waiting receiver, even where a child of this process holds the pipe open."""
         with suppress(OSError, ValueError):  # where it is gone, or closed already
             self._slots.write(STOP)
         self.close()
 
     def close(self) -> None:
-        """Give everything back; what is on its way still arrives."""
+        """Close all files. Messages that are in the pipe still arrive."""
         for file in self._files:
             file.close()
         self._memory.drop()
@@ -166,7 +165,7 @@ class ShmSender:
 
 
 class ShmReceiver:
-    """The receiving end of what another rank offers. It waits for `timeout` where nothing else is said. Raises OSError where
+    """The receiving end of what another rank offers. timeout: for waits without one of their own. Raises OSError where
     the offer cannot be opened from here."""
 
     def __init__(self, offer: bytes, timeout: timedelta) -> None:
@@ -190,27 +189,26 @@ class ShmReceiver:
 
     @classmethod
     def of(cls, offer: bytes, timeout: timedelta) -> ShmReceiver | None:
-        """A receiver; None where nothing is offered, or it cannot be opened from here."""
+        """A receiver; None where there is no offer, or it cannot be opened from here."""
         with suppress(OSError):
             return cls(offer, timeout) if offer else None
         return None
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> ReceiveWork:
-        """As a backend's `recv`: the next message of its tag, behind those asked for already, goes into this contiguous
-        tensor of the CPU."""
+        """Like a backend's `recv`: receive the next message of this tag into this contiguous CPU tensor."""
         work = ReceiveWork(self, tensors[0], tag)
         self._asked[tag].append(work)
         return work
 
     def take(self, work: ReceiveWork, timeout: timedelta) -> None:
-        """Take messages of one tag in their order, until that of `work` is there."""
+        """Receive messages of one tag in order, until the one of `work` has come."""
         while work.open:
             if not self._here[work.tag]:
                 self._read(timeout)
             self._fill(work.tag)
 
     def here(self, work: ReceiveWork) -> bool:
-        """Is that of `work` there, or the other end gone? Takes what has come; never waits."""
+        """Has the message of `work` come, or is the other end gone? Reads what has come; never waits."""
         while work.open and not self._ended and (self._here[work.tag] or self._noted(self._slots.read(READ_BYTES))):
             self._fill(work.tag)
         return not work.open or self._ended
@@ -239,13 +237,13 @@ class ShmReceiver:
 
     def _report_freed(self) -> None:
         written: int | None = len(self._emptied)
-        with suppress(BrokenPipeError):  # the sender may be gone: its messages are here
-            written = self._freed.write(self._emptied)  # None: the pipe is full, so the next time
+        with suppress(BrokenPipeError):  # the sender may be gone; its messages are still here
+            written = self._freed.write(self._emptied)  # None: the pipe is full; report with the next message
         self._emptied, self._unreported = self._emptied[written or 0 :], 0
 
     def _read(self, timeout: timedelta) -> None:
-        """Wait for the next words in the pipe."""
-        if self._ended:  # what came before the end was taken first
+        """Wait for the next entries in the pipe."""
+        if self._ended:  # all messages from before the end were taken
             raise ConnectionError("Connection closed by peer")
         until = time.monotonic_ns() + SPIN_NS
         while (words := self._slots.read(READ_BYTES)) is None and time.monotonic_ns() < until:
@@ -258,7 +256,7 @@ class ShmReceiver:
         self._noted(words)
 
     def _noted(self, words: bytes | None) -> bool:
-        """Note what stands in the pipe; False where nothing does (None)."""
+        """Note the entries read from the pipe; False where there were none (None)."""
         for slot, size, tag in () if words is None else SLOT.iter_unpack(words or STOP):
             if slot < 0:
                 self._ended = True
@@ -267,18 +265,18 @@ class ShmReceiver:
         return words is not None
 
     def break_off(self) -> None:
-        """The next send at the other end fails."""
+        """Close all, so that the next send at the other end fails."""
         self.close()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all files."""
         for file in self._files:
             file.close()
         self._memory.drop()
 
 
 class ReceiveWork:
-    """One receive, as a backend's work object."""
+    """One receive, with the methods of a backend's work handle."""
 
     __slots__ = ("_receiver", "done", "open", "tag", "tensor")
 
@@ -290,8 +288,8 @@ class ReceiveWork:
         return self._receiver.here(self)
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Until the tensor is filled, or the other end is gone, or time is over (None: the receiver's). Raises TimeoutError,
-        ConnectionError in gloo's words."""
+        """Wait until the tensor is filled. timeout: None: the receiver's. Raises TimeoutError, and ConnectionError (with
+        gloo's message) where the other end is gone."""
         self._receiver.take(self, self._receiver.timeout if timeout is None else timeout)
 
 
@@ -300,7 +298,7 @@ def _name(process: int | str, number: int) -> str:
 
 
 def _opened(process: int, number: int, name: str, mode: str) -> FileIO:
-    """Another process's file, if it is the one meant: numbers mean something else in another container."""
+    """Open a file of another process if it has this name: in another container its number means another file."""
     if _name(process, number) != name:
         raise FileNotFoundError(name)
     flags = {"r+": os.O_RDWR, "r": os.O_RDONLY, "w": os.O_WRONLY}[mode]
@@ -308,6 +306,6 @@ def _opened(process: int, number: int, name: str, mode: str) -> FileIO:
 
 
 def _hold(pipe: FileIO, size: int) -> None:
-    """Let a pipe hold so many bytes. Raises OSError."""
+    """Make a pipe hold at least `size` bytes. Raises OSError."""
     if fcntl.fcntl(pipe.fileno(), F_GETPIPE_SZ) < size and fcntl.fcntl(pipe.fileno(), F_SETPIPE_SZ, size) < size:
         raise OSError(f"no pipe holds {size} bytes")

@@ -1,4 +1,4 @@
-"""A process group as wires between its ranks, and what its errors mean."""
+"""`Wires`: the point-to-point connections between the ranks of a process group; and what the backends' errors mean."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from ..base.torch_private import backend_name, backend_of, backend_timeout, defa
 from .shared_memory import ShmReceiver, ShmSender
 
 CPU = torch.device("cpu")
-# Tags (from STEP on: one a route). NCCL has none, but only DATA goes over it.
+# Message tags; from STEP on, one for each route of microbatches. NCCL has no tags, but carries DATA alone.
 DATA, FORMATS, BYTES, STOPPED, TOTAL, STEP = 0, 1, 2, 3, 4, 5
 BROKE = "the connection broke"
 TAKEN = b"taken"
-ABORT_SECONDS = 10.0  # for communicators to end
-SHORTEST, LONGEST = 1e-5, 1e-3  # seconds between two looks at what is waited for, first and at last
+ABORT_SECONDS = 10.0  # to wait for communicators to abort
+SHORTEST, LONGEST = 1e-5, 1e-3  # seconds between two polls: at first, and in the end
 
 
 @dataclass(frozen=True)
 class Wires:
-    """A pipeline's process group as point-to-point wires.
+    """The connections of a pipeline's process group.
 
-    rank, size: in the group. device: of the tensors that messages carry. control: carries everything else (always gloo: CPU
-    tensors, tags). notes: a store for what ranks leave for each other when they fail. pairs: what carries the messages of an
-    ordered pair of ranks in place of it (see `paired`). All carriers are the backends themselves: the dispatcher in front of
-    them would cost some µs a message.
+    rank, size: in the group. device: of the tensors that messages carry. control: the gloo backend that carries everything
+    else (CPU tensors, with tags). notes: a store where a failing rank leaves a note for the others. pairs: (source,
+    destination) → a connection for the messages of these two ranks alone (see `paired`). All of these are backends without
+    torch's dispatcher, which takes some µs a message.
     """
 
     rank: int
@@ -49,9 +49,9 @@ class Wires:
 
     @classmethod
     def of(cls, group: Any = None, device: torch.device = CPU) -> Wires:
-        """The wires of a process group (None: the default one), for tensors on `device`. All ranks of the group call this.
-        Raises BadInput where there is no process group, or it carries no tensors on the device (gloo says that it carries
-        those of GPUs, and ends the process)."""
+        """The connections of a process group (None: the default one), for tensors on `device`. All ranks of the group call
+        this. Raises BadInput where there is no process group, or its backend does not carry tensors on the device. (gloo
+        claims that it carries those of GPUs, and then crashes the process.)"""
         if not dist.is_initialized():
             raise BadInput("no process group: call torch.distributed.init_process_group first (or use torchrun)")
         group = default_group() if group is None else group
@@ -69,11 +69,11 @@ class Wires:
         return cls(rank, size, device, backend_of(group, CPU), notes)
 
     def paired(self, edges: Mapping[tuple[int, int], int]) -> Wires:
-        """The same wires with a carrier of its own for each ordered pair of ranks in `edges` (→ messages a step).
+        """These wires with a connection of its own for each (source, destination) in `edges` (→ messages of a step).
 
-        Two CPU ranks of one machine get memory that they share. On GPUs each pair gets a communicator of NCCL, so that two
-        directions never wait for each other; it is made here, for making one holds the host until both ranks come to it. All
-        ranks call this, with the same edges, and come to their pairs in one order.
+        Two CPU ranks on one machine share memory. On GPUs each pair gets an NCCL communicator, so that the two
+        directions never wait for each other. It is made here, since making it blocks the host until both ranks do. All
+        ranks call this with the same edges, and make their pairs in the same order.
         """
         if self.device.type == "cpu":
             ends = {pair: self._local(*pair, edges[pair]) for pair in sorted(edges)}
@@ -83,13 +83,13 @@ class Wires:
         return replace(self, pairs={pair: end for pair, end in ends.items() if end is not None})
 
     def token(self) -> str:
-        """A name that no other call gave, the same on all ranks. All of them call this. Raises LostRank."""
+        """A unique name, the same on all ranks. All of them call this. Raises LostRank."""
         row = torch.frombuffer(bytearray(uuid4().bytes), dtype=torch.uint8)
         self.wait(self.control.broadcast(row, 0))
         return row.numpy().tobytes().hex()
 
     def _connected(self, source: int, destination: int, token: str) -> Any:
-        """This rank's end of a communicator whose first message is through. Raises LostRank."""
+        """This rank's end of an NCCL communicator; a first message has gone through it. Raises LostRank."""
         other = destination if self.rank == source else source
         place = int(self.rank > other), 2
         pair = own_backend("nccl", f"zbsolve/{token}/{source}-{destination}", place, backend_timeout(self.control))
@@ -104,51 +104,51 @@ class Wires:
         return pair
 
     def _local(self, source: int, destination: int, messages: int) -> ShmSender | ShmReceiver | None:
-        """This rank's end of memory that the two ranks share; None at both where they share none."""
+        """This rank's end of memory that two ranks share; None on both where they cannot share any."""
         if self.rank == source:
             sender = ShmSender.opened(messages)
             send_bytes(self, b"" if sender is None else sender.offer, destination)
             taken = receive_bytes(self, destination) == TAKEN
             return None if sender is None else sender.agreed(taken)
         if self.rank == destination:
-            receiver = ShmReceiver.of(receive_bytes(self, source), backend_timeout(self.control))  # as long as gloo waits
+            receiver = ShmReceiver.of(receive_bytes(self, source), backend_timeout(self.control))  # the timeout of gloo
             send_bytes(self, b"" if receiver is None else TAKEN, source)
             return receiver
         return None
 
     def wait(self, work: Any, peer: int | None = None, timeout: timedelta | None = None) -> None:
-        """Wait for a work object (None: it is done) that concerns `peer` (None: all ranks). Without a timeout this waits as
-        long as the process group does. Raises LostRank."""
+        """Wait for a work handle (None: done already) that depends on `peer` (None: on all ranks). Without a timeout this
+        waits as long as the process group does. Raises LostRank."""
         with losing(peer):
             if work is not None:
                 _ = work.wait() if timeout is None else work.wait(timeout)
 
     def gather(self, row: Tensor) -> tuple[Any, Tensor]:
-        """Begin to tell all ranks a row of numbers. The work object, and what all of them tell once that is done, shape
-        (ranks, numbers). All ranks call this."""
+        """Start to gather a row of numbers from each rank. Returns the work handle and the rows, filled when it is done:
+        shape (ranks, numbers). All ranks call this."""
         everything = row.new_empty((self.size, len(row)))
         return self.control.allgather([list(everything.unbind())], [row]), everything
 
     def send(self, tensor: Tensor, destination: int, tag: int = DATA) -> Any:
-        """Start sending. The work object (None: it has gone)."""
+        """Start to send. Returns the work handle (None: it has left)."""
         pair = self.pairs.get((self.rank, destination))
         if pair is not None and (tag == DATA or isinstance(pair, ShmSender)):
             return pair.send([tensor], int(self.rank < destination), tag)
         return self.control.send([tensor], destination, tag)
 
     def copies(self, destination: int) -> bool:
-        """Is a tensor sent there copied at once, so that the sender keeps nothing?"""
+        """Does sending to this rank copy the tensor at once, so that the sender need not keep it?"""
         return isinstance(self.pairs.get((self.rank, destination)), ShmSender)
 
     def receive(self, tensor: Tensor, source: int, tag: int = DATA) -> Any:
-        """Start receiving into `tensor`. The work object."""
+        """Start to receive into `tensor`. Returns the work handle."""
         pair = self.pairs.get((source, self.rank))
         if pair is not None and (tag == DATA or isinstance(pair, ShmReceiver)):
             return pair.recv([tensor], int(self.rank < source), tag)
         return self.control.recv([tensor], source, tag)
 
     def break_off(self) -> None:
-        """End every connection of this rank, so that nobody waits for it."""
+        """Break all connections of this rank, so that no other rank waits for it."""
         for other in set(range(self.size)) - {self.rank}:
             end_connection(self.control, other)
         for end in self.pairs.values():
@@ -157,28 +157,28 @@ class Wires:
         self.abort()
 
     def abort(self) -> None:
-        """End the communicators of this rank's device."""
+        """Abort the communicators of this rank's GPU."""
         abort(end for end in self.pairs.values() if not isinstance(end, (ShmReceiver, ShmSender)))
 
     def close(self) -> None:
-        """Give back what `paired` took. (A communicator that torch ends by itself waits for its other rank to do so.)"""
+        """Close what `paired` opened. (If torch closed a communicator itself, it would wait for the other rank to do so.)"""
         for end in self.pairs.values():
             if isinstance(end, (ShmReceiver, ShmSender)):
                 end.close()
         self.abort()
 
 
-ALONE = Wires(0, 1, CPU, None, None)  # of one rank, which never speaks
+ALONE = Wires(0, 1, CPU, None, None)  # for a single rank, which sends nothing
 
 
 def joined(work: Any, timeout: timedelta | None, device: torch.device) -> None:
-    """What comes next is behind the work. On a GPU the current stream waits, and the host goes on: with a timeout the host
-    would wait. Elsewhere the host does. timeout: None: as long as the process group's."""
+    """Make what follows wait for the work. On a GPU the current stream waits, and the host goes on; with a timeout the host
+    would wait. On a CPU the host waits. timeout: None: the process group's."""
     _ = work.wait() if device.type == "cuda" or timeout is None else work.wait(timeout)
 
 
 def all_of(group: Any, own: Tensor, what: str, timeout: timedelta | None = None) -> Tensor:
-    """What all ranks of a process group tell, shape (ranks, …). All of them call this. Raises LostRank naming `what`."""
+    """The tensors of all ranks of a group, shape (ranks, …). All of them call this. Raises LostRank naming `what`."""
     rows = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     with waiting(what):
         joined(dist.all_gather(rows, own, group=group, async_op=True), timeout, own.device)
@@ -186,20 +186,20 @@ def all_of(group: Any, own: Tensor, what: str, timeout: timedelta | None = None)
 
 
 def digest(content: str) -> int:
-    """A number for a text, which fits a tensor."""
+    """A hash of a text that fits into an int64."""
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:7], "big")
 
 
 def passed(device: torch.device, timeout: timedelta) -> None:
-    """Wait until a GPU is behind all that was launched on its current stream. Raises TimeoutError. (To wait for the device
-    itself has no end where another rank is gone.)"""
+    """Wait until a GPU has done all that was launched on its current stream. Raises TimeoutError. (Waiting for the whole
+    device would never end where another rank is lost.)"""
     event = torch.cuda.current_stream(device).record_event()
     if not came_true(event.query, timeout.total_seconds()):
         raise TimeoutError(f"nothing for {timeout.total_seconds():g} s")
 
 
 def came_true(done: Callable[[], bool], seconds: float, longest: float = LONGEST) -> bool:
-    """Wait for what nothing wakes a thread for: is it so within this time? longest: seconds between two looks at last."""
+    """Poll until `done()` is true: False where it is not within `seconds`. longest: seconds between two polls in the end."""
     pause, until = min(SHORTEST, longest), time.monotonic() + seconds
     while not done():
         if time.monotonic() > until:
@@ -210,8 +210,8 @@ def came_true(done: Callable[[], bool], seconds: float, longest: float = LONGEST
 
 
 def connect(groups: Iterable[Any], device: torch.device, timeout: timedelta) -> None:
-    """On a GPU make the communicators of process groups here: at its first use each would hold the host. All their ranks
-    call this. Raises TimeoutError where one does not."""
+    """On a GPU, make the communicators of process groups now; each would otherwise block the host at its first use. All
+    ranks of each group call this. Raises TimeoutError where one does not."""
     if device.type == "cuda":
         for group in groups:
             dist.all_reduce(torch.zeros(1, device=device), group=group)
@@ -219,13 +219,13 @@ def connect(groups: Iterable[Any], device: torch.device, timeout: timedelta) -> 
 
 
 def abort(backends: Iterable[Any]) -> None:
-    """End communicators of NCCL: their kernels on this rank's device end, whatever they wait for. All at once: one gives its
-    memory back, which waits for the device, and so for the kernels of those that are still to end."""
+    """Abort NCCL communicators: their kernels on this GPU end, whatever they wait for. All are aborted at once, since an
+    abort frees memory: that waits for the device, and so for the kernels of the others."""
     call_beside(backend.abort for backend in backends)
 
 
 def call_beside(calls: Iterable[Callable[[], None]]) -> None:
-    """Call all of these, each by a thread, and wait for them up to ABORT_SECONDS. What they raise is of no use."""
+    """Make all these calls, each in a thread, and wait for up to ABORT_SECONDS. Their exceptions are ignored."""
     ending = [Thread(target=_called, args=(call,), daemon=True) for call in calls]
     for thread in ending:
         thread.start()
@@ -240,15 +240,13 @@ def _called(call: Callable[[], None]) -> None:
 
 
 def end_connection(backend: Any, other: int, device: torch.device = CPU) -> None:
-    """End the connection to another rank. gloo does so where a receive runs out of time, unless that rank is gone
-    already."""
+    """Break the connection to another rank: gloo does so when a receive times out, unless that rank is gone already."""
     with suppress(Exception):
         backend.recv([torch.empty(1, device=device)], other, STOPPED).wait(timedelta(milliseconds=1))
 
 
 def break_off_groups(groups: Iterable[Any], device: torch.device) -> None:
-    """End this rank's connections over process groups that carry tensors on a device, so that none of their other ranks
-    waits for it."""
+    """Break this rank's connections over groups with tensors on `device`, so that no rank waits for it."""
     if device.type == "cuda":
         abort(backend_of(group, device) for group in groups)
         return
@@ -259,7 +257,7 @@ def break_off_groups(groups: Iterable[Any], device: torch.device) -> None:
 
 @contextmanager
 def losing(peer: int | None) -> Iterator[None]:
-    """What a backend raises inside is that `peer` (None: any rank) is lost: raises LostRank."""
+    """Any exception of a backend inside means that `peer` (None: some rank) is lost: raises LostRank."""
     try:
         yield
     except Exception as error:
@@ -268,7 +266,7 @@ def losing(peer: int | None) -> Iterator[None]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """What a backend says of a lost rank, in a line that says of what: raises LostRank."""
+    """Turn a backend's error inside into a LostRank that says what was waited for."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -278,13 +276,13 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def stamped(work: Any, times: list[int]) -> Any:
-    """The same work; when it is done, the time is put into `times`, monotonic ns."""
+    """The same work handle; when it is done, the time (monotonic ns) is appended to `times`."""
     work.get_future().add_done_callback(lambda _: times.append(time.monotonic_ns()))
     return work
 
 
 def reason(error: BaseException) -> str:
-    """What gloo's error says, shorter."""
+    """gloo's error message in short."""
     text = re.sub(r"\[[^]]*\.cc:\d+\] ", "", str(error)).split(". This is ")[0]
     if broken(text):
         return BROKE
@@ -295,7 +293,7 @@ def reason(error: BaseException) -> str:
 
 
 def broken(text: str) -> bool:
-    """Does gloo say that a connection ended?"""
+    """Does this error message of gloo say that a connection ended?"""
     return re.search(r"[Cc]onnection (closed|reset) by peer|Broken pipe|pair closure|Socket closed", text) is not None
 
 
@@ -307,7 +305,7 @@ def send_bytes(wires: Wires, body: bytes, destination: int) -> None:
 
 
 def receive_bytes(wires: Wires, source: int) -> bytes:
-    """What `send_bytes` sent. Raises LostRank."""
+    """Receive what `send_bytes` sent. Raises LostRank."""
     length = torch.zeros(1, dtype=torch.int64)
     wires.wait(wires.receive(length, source, BYTES), source)
     buffer = torch.empty(int(length), dtype=torch.uint8)

@@ -1,1 +1,1 @@
-"""Measured runs of other engines: a reader a format gives a `Recording`; one function makes a `Trace` of any of them."""
+"""Measured runs of other engines. A reader for each format makes a `Recording`; `trace_of` makes a `Trace` of it."""

@@ -1,8 +1,8 @@
 """Megatron and Primus: `pp_rank_N.json` and config.json in a folder, as `--dump_pp_data` writes them (`pp_visualizer`).
 
-CUDA events in ms since the rank's own start of the step, in the order in which passes ran. `total` is the schedule function;
-`memory` is reserved GiB, a running maximum, and says nothing of activations. Waiting lies between passes. Files of older
-versions say neither microbatch nor chunk: then the order is Megatron's, groups of pp_size microbatches, chunks in turn.
+Times are of CUDA events, in ms since the rank's own start of the step, in the order in which passes ran; waiting is between
+passes. `total` is the time of the schedule function. `memory` is the maximum of reserved GiB so far, which does not tell
+activations. Files of older versions lack microbatches and chunks; then the order is Megatron's (see `in_groups`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Places = list[tuple[int, int]]  # chunk and microbatch
 
 
 class ConfigForm(msgspec.Struct):
-    """config.json, as far as it counts here."""
+    """The fields of config.json that are used here."""
 
     pp_size: COUNT
     num_mbs: COUNT
@@ -80,7 +80,7 @@ def read(folder: Path) -> Recording:
 
 
 def read_rank_alone(path: Path) -> Recording:
-    """One rank's file says nothing of a step. Raises BadInput."""
+    """Raises BadInput: the file of one rank alone is not a step."""
     raise BadInput(f"{path}: one rank's file: name its folder, which holds those of all ranks and {CONFIG}")
 
 
@@ -92,7 +92,7 @@ def _rank(folder: Path, rank: int, ranks: int) -> RankSteps:
 
 
 def _further(folder: Path, ranks: int) -> tuple[str, ...]:
-    """A line where there are files of more ranks than the pipeline has."""
+    """A line if there are files of more ranks than the pipeline has."""
     files = (RANK_FILE.fullmatch(path.name) for path in folder.iterdir())
     more = sorted(int(match[1]) for match in files if match and int(match[1]) >= ranks)
     them = f"rank {more[0]}" if len(more) == 1 else f"ranks {', '.join(map(str, more[:8]))}"
@@ -107,7 +107,7 @@ def _told(folder: Path, rank: int, steps: RankSteps, config: ConfigForm) -> dict
 
 
 class _Told:
-    """What a rank's file says of a step. passes: kind, chunk and microbatch, start and end in ms, in no order."""
+    """A step in a rank's file. passes: (kind, chunk and microbatch, start, end in ms), not ordered."""
 
     def __init__(self, step: StepForm, chunks: int, config: ConfigForm, where: str) -> None:
         count = chunks * config.num_mbs
@@ -148,8 +148,8 @@ class _Told:
 
 
 def in_groups(ranks: int, chunks: int, microbatches: int, backward: bool) -> Places:
-    """Chunk and microbatch of a rank's passes as Megatron runs them: groups of `ranks` microbatches, the chunks in turn, the
-    last one first on the way back."""
+    """(chunk, microbatch) of a rank's passes in Megatron's order: for each group of `ranks` microbatches one chunk after the
+    other; in backwards the last chunk first."""
     turn = range(chunks - 1, -1, -1) if backward else range(chunks)
     size = ranks if chunks > 1 else microbatches
     groups = [range(i, min(i + size, microbatches)) for i in range(0, microbatches, size)]
@@ -157,8 +157,8 @@ def in_groups(ranks: int, chunks: int, microbatches: int, backward: bool) -> Pla
 
 
 def _placement(ranks: Sequence[_Told], chunks: int) -> tuple[int, ...]:
-    """Stage → rank. Files say chunks alone: the loss is where a backward follows its forward soonest, on the last rank of a
-    loop and on the first of a vee."""
+    """Stage → rank. Files have only chunks. The stage with the loss is where a backward follows its forward soonest: it is
+    on the last rank of a loop, and on the first rank of a vee."""
     if chunks == 1 or not ranks:
         return single(max(1, len(ranks)))
     first, last = (ranks[rank].wait_at_the_loss(chunks - 1) for rank in (0, -1))

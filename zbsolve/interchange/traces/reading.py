@@ -1,4 +1,4 @@
-"""Measured runs in files, told apart by what is in them: ours and those of other engines."""
+"""Reads measured runs of zbsolve and of other engines; the format is recognized by the file's content."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .to_trace import trace_of
 
 KNOWN = "known: zbsolve's own, torch profiler's, a folder of pp_rank_N.json (Primus, Megatron), StragglerAnalysis' parquet"
 JSON = (".json", ".json.gz")
-HEAD = 1 << 20  # bytes of a file in which it says what it is
+HEAD = 1 << 20  # bytes at the begin of a file in which its format is recognized
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """The measured run in a file or a folder; `-` is one of ours on standard input. Raises BadInput naming file, rank and
-    field."""
+    """The measured run in a file or a folder; `-` is a zbsolve trace on standard input. Raises BadInput naming file, rank
+    and field."""
     trace = others_trace(path)
     if trace is not None:
         return trace
@@ -30,7 +30,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def others_trace(path: str | os.PathLike[str]) -> Trace | None:
-    """The measured run of another engine; None where the file is none, or none that is known. Raises BadInput for a folder
+    """The measured run of another engine; None if the file's format is not one of these. Raises BadInput for a folder
     without a trace, and for a trace that cannot be used."""
     place = Path(path)
     if place.is_dir():
@@ -55,7 +55,7 @@ def _of_folder(folder: Path) -> Recording:
 
 
 def _reader(file: Path) -> Callable[[Path], Recording] | None:
-    """What reads such a file; None: nothing here."""
+    """The reader for the file's format; None: not known here."""
     if primus_events.RANK_FILE.fullmatch(file.name):
         return primus_events.read_rank_alone
     head = head_of(file, HEAD)

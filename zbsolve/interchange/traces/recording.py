@@ -1,4 +1,4 @@
-"""`Recording`: what any engine's trace says, in our words: which pass ran where, from when to when, step by step."""
+"""`Recording`: a trace of any engine in zbsolve's terms: rank, start and end of each pass, step by step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...tables import pass_name
 from ...util.errors import BadInput, prefixed
 from ...util.text import first_difference
 
-BACKWARD = ("B", "BW")  # kinds that wait for a gradient and hand one on
-OWN, HOST, ONE = "a clock a rank", "a clock a host", "one clock"  # whose clock times are by
-MOST = 0.9  # of all steps: the others are left out where so many ran one order
-OVERLAP = 0.5  # of the shorter of two passes: what overlaps more was one call
+BACKWARD = ("B", "BW")  # kinds that receive and send gradients
+OWN, HOST, ONE = "a clock a rank", "a clock a host", "one clock"  # which clocks the times are from
+MOST = 0.9  # of all steps: if so many ran the same order, the others are left out
+OVERLAP = 0.5  # of the shorter of two passes: passes that overlap by more were one call
 
 
 class RanPass(NamedTuple):
-    """One pass in one step: kind (our word), stage, microbatch, rank of the pipeline; when it ran, µs, waiting taken off."""
+    """One pass in one step: kind (zbsolve's), stage, microbatch, rank; start and end in µs, without waiting for inputs."""
 
     kind: str
     stage: int
@@ -39,7 +39,7 @@ class RanPass(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """One message between two ranks: from the end of `sender` to the start of `receiver`, which may wait longer than it."""
+    """A message between two ranks, from the end of `sender` to the start of `receiver`, which may start later."""
 
     sender: RanPass
     receiver: RanPass
@@ -51,13 +51,13 @@ class Hop(NamedTuple):
 
     @property
     def delay(self) -> float:
-        """µs from the one's end to the other's start, each by its own rank's clock."""
+        """µs from the sender's end to the receiver's start, each by its own rank's clock."""
         return self.receiver.start - self.sender.end
 
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One step of one pipeline. name: as the file calls it, for messages."""
+    """One step of one pipeline. name: the step's name in the file, for messages."""
 
     name: str
     passes: tuple[RanPass, ...]
@@ -82,7 +82,7 @@ class RecordedStep:
 
     @property
     def length(self) -> float:
-        """First start to last end, µs; across ranks only where their clocks agree."""
+        """First start to last end, µs; only correct if the clocks of ranks agree."""
         return max(each_pass.end for each_pass in self.passes) - min(each_pass.start for each_pass in self.passes)
 
     def hops(self) -> Iterator[Hop]:
@@ -96,17 +96,17 @@ class RecordedStep:
                     yield Hop(ran_pass, other)
 
     def moved(self, offsets: Sequence[float]) -> RecordedStep:
-        """The step by other clocks: `offsets[r]` µs are added to the times of rank r."""
+        """The step with `offsets[r]` µs added to the times of rank r."""
         passes = (ran._replace(start=ran.start + offsets[ran.rank], end=ran.end + offsets[ran.rank]) for ran in self.passes)
         return RecordedStep(self.name, tuple(passes))
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A trace of another engine. where: its path. format: what it is, in words. clocks: OWN (each rank counts from a time of
-    its own), HOST (ranks of one host agree) or ONE. links: µs that messages took, waiting taken off, by pair of ranks; a
-    pair that is missing is told from when passes ran. facts: JSON values for the trace. left_out: what was not taken over,
-    a line each."""
+    """A trace of another engine. where: its path. format: its format, in words. clocks: OWN (each rank has its own clock),
+    HOST (ranks of one host share a clock) or ONE (all ranks do). links: pair of ranks → µs of each message, without waiting;
+    missing pairs are estimated from the passes. facts: JSON values for the trace. left_out: parts of the file that are not
+    used, a line each."""
 
     where: str
     format: str
@@ -130,8 +130,8 @@ class Recording:
             return check([homes[stage] for stage in range(len(homes))])
 
     def checked(self) -> Recording:
-        """The recording without steps of another order, where nearly all have one. Raises BadInput, naming step, rank and
-        pass, where there is no such order, a pass is missing or doubled, or two ran at one time."""
+        """The recording with only those steps that ran the most common order. Raises BadInput, naming step, rank and pass,
+        if too few ran one order, a pass is missing or duplicated, or two passes of a rank overlap."""
         if not self.steps or not self.steps[0].passes:
             why = f" ({self.left_out[0]})" if self.left_out else ""
             raise BadInput(f"{self.where}: there is no whole step in it{why}")

@@ -2,8 +2,8 @@
 Training Using What-if Analysis").
 
 `start_ts` and `duration` are in seconds since the step's start, by one clock. `stage` is the rank of the pipeline, `gmc` the
-stage (a rank may hold several, `mc`), −1 for messages, which are numbered by `seq_id`. Replicas (`dp_rank`) are pipelines of
-their own, so each is a step here. A message includes the waiting for its partner: what it took is from when both were there.
+stage (a rank may have several, `mc`), −1 for messages, which are numbered by `seq_id`. Replicas (`dp_rank`) are separate
+pipelines, so each is a step here. A message's time includes the wait for its partner, which is subtracted.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def read(path: Path) -> Recording:
 
 
 def _check_last(path: Path, table: Columns) -> None:
-    """Raise BadInput where each rank has one stage, and the last one sends activations on: then another one is missing."""
+    """Raise BadInput if each rank has one stage and the last stage sends activations: then the next rank is missing."""
     last = int(table["stage"].max(initial=-1))
     if table["gmc"].max(initial=-1) == last and ((table["optype"] == MESSAGES[0][0]) & (table["stage"] == last)).any():
         raise BadInput(f"{path}: stage {last} sends to stage {last + 1}, of which no row has a pass: a rank is missing")
 
 
 def _columns(path: Path) -> Columns:
-    """The columns that count. Raises BadInput where they are not there, or pyarrow is not."""
+    """The columns that are used. Raises BadInput if one is missing, or pyarrow is not installed."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -82,7 +82,7 @@ def _columns(path: Path) -> Columns:
 
 
 def _whole(groups: Mapping[tuple[int, int], Sequence[RanPass]]) -> tuple[tuple[RecordedStep, ...], tuple[str, ...]]:
-    """The steps with as many passes as most have, and a line on the others."""
+    """The steps with the most common number of passes, and a line about the others."""
     usual = Counter(len(group) for group in groups.values()).most_common(1)[0][0]
     kept = {of: group for of, group in groups.items() if len(group) == usual}
     steps = tuple(RecordedStep(f"{step}, replica {replica}", tuple(row)) for (step, replica), row in sorted(kept.items()))
@@ -91,8 +91,8 @@ def _whole(groups: Mapping[tuple[int, int], Sequence[RanPass]]) -> tuple[tuple[R
 
 
 def _links(table: Columns) -> dict[tuple[int, int], list[float]]:
-    """µs that messages took, by pair of ranks, where each rank has one stage: then the n-th send of a rank in a step meets
-    the n-th receive of its neighbour."""
+    """Pair of ranks → µs of each message, if each rank has one stage: then the n-th send of a rank in a step belongs to the
+    n-th receive of its neighbour. Otherwise empty."""
     delays: dict[tuple[int, int], list[float]] = {}
     if table["gmc"].max(initial=-1) > table["stage"].max(initial=-1):
         return delays

@@ -1,5 +1,5 @@
-"""A `Recording` as a `Trace`: its problem has the medians of what ran, its steps are measured Timelines
-on one clock, which messages alone may say."""
+"""Makes a `Trace` from a `Recording`. Its problem has the median times. Its steps are measured Timelines by one clock, which
+is derived from messages if each rank has its own."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ...util.text import format_time, printable
 from ...verifier import verify
 from .recording import HOST, MOST, ONE, OWN, RecordedStep, Recording
 
-# So early a message may seem to arrive: this share of a step, or so many µs; clocks that were synchronised over a network
-# and are said to be one are some 0.5 ms apart.
+# A message may seem to arrive before it was sent, by this share of a step or so many µs, because clocks are not exact:
+# clocks synchronised over a network differ by some 0.5 ms.
 TOLERANCE, LEAST_TOLERANCE = 1e-3, {OWN: 50.0, HOST: 50.0, ONE: 500.0}
 ALIGNED = "aligned by messages"
 Pair = tuple[int, int]
@@ -36,13 +36,13 @@ Delays = dict[Pair, float]
 
 
 def tolerance(step: RecordedStep, clocks: str) -> float:
-    """µs by which clocks may differ in a step."""
+    """The largest accepted difference of clocks in a step, µs."""
     longest = max(max(ran_pass.end for ran_pass in row) - row[0].start for row in step.rows if row)
     return max(LEAST_TOLERANCE[clocks], TOLERANCE * longest)
 
 
 def least_delays(step: RecordedStep) -> Delays:
-    """From rank to rank: µs of the shortest way from the end of a pass to the start of the one that takes its message."""
+    """(sender, receiver) → the least delay of their messages, µs (see `Hop.delay`)."""
     delays: Delays = {}
     for hop in step.hops():
         delays[hop.pair] = min(hop.delay, delays.get(hop.pair, hop.delay))
@@ -56,8 +56,8 @@ def fit(recording: Recording) -> bool:
 
 
 def only_fitting(recording: Recording) -> Recording:
-    """The recording without steps in which a message arrives before it was sent, where nearly all have none. Raises
-    BadInput, naming step and passes, where more have one."""
+    """The recording without steps in which a message arrives before it was sent. Raises BadInput, naming step and passes, if
+    too many steps have such a message."""
     early = [min(step.hops(), key=lambda hop: hop.delay, default=None) for step in recording.steps]
     wrong = {
         number: hop
@@ -79,14 +79,14 @@ def only_fitting(recording: Recording) -> Recording:
 
 
 def aligned(recording: Recording) -> Recording:
-    """The recording by one clock, rank 0's. Raises BadInput, naming step and ranks, where no clocks would do."""
+    """The recording by one clock, rank 0's. Raises BadInput, naming step and ranks, if no offsets of clocks are possible."""
     steps = tuple(step.moved(_offsets(step, recording.where)) for step in recording.steps)
     return replace(recording, clocks=OWN, steps=steps, facts=recording.facts | {"clocks": ALIGNED})
 
 
 def _offsets(step: RecordedStep, where: str) -> list[float]:
-    """µs to add to each rank's times: of all pairs of ranks those with the shortest messages that reach every rank tell it,
-    since there ranks waited for each other."""
+    """µs to add to each rank's times. Offsets follow from pairs of ranks, as in a minimum spanning tree over the least
+    delays there and back: there ranks waited for each other, so that the delay is a message's time."""
     delays, ranks, limit = least_delays(step), len(step.rows), tolerance(step, OWN)
     offsets = {0: 0.0}
     while len(offsets) < ranks:
@@ -111,15 +111,15 @@ def _offsets(step: RecordedStep, where: str) -> list[float]:
 WARM = 1.25  # times the median step: longer steps at the beginning are warm-up
 Order = dict[str, tuple[str, ...]]
 
-SHARE, MOST_HELD = 0.5, 2.0  # of a message: so much longer ranks stand idle behind passes that send, where it holds them up
-MIN_GAPS = 4  # without which nothing is told
+SHARE, MOST_HELD = 0.5, 2.0  # least and most extra idle time after a send, in message times, if messages block their sender
+MIN_GAPS = 4  # fewer gaps tell nothing
 
 
 def trace_of(recording: Recording) -> Trace:
-    """The measured run of a recording. Its problem: medians of passes a kind and stage, times a factor a microbatch where
-    lengths differ (see `factors_of`); medians of messages a pair of ranks, which hold their sender up where the run shows it
-    (see `gaps_of`) and replays closer so; a stage counts as one layer; no bytes. Raises BadInput, naming file, step, rank
-    and pass, for what does not hold together."""
+    """The measured run of a recording. Its problem has the median time of passes for each kind and stage (times a factor for
+    each microbatch if lengths differ, see `factors_of`) and of messages for each pair of ranks. Messages block their sender
+    if the run shows that (see `gaps_of`) and its replay gets closer. A stage counts as one layer; there are no bytes. Raises
+    BadInput, naming file, step, rank and pass, for contradictions."""
     recording = recording.checked()
     if recording.clocks == OWN or (recording.clocks == HOST and not fit(recording)):
         recording = aligned(recording)
@@ -140,7 +140,7 @@ def trace_of(recording: Recording) -> Trace:
 
 
 def _run(recording: Recording, problem: Problem, facts: Mapping[str, Any] | None = None) -> Trace:
-    """The recording as a run of this problem. facts: what is said of it; None: what the recording says."""
+    """The recording as a run of this problem. facts: of the trace; None: those of the recording."""
     order = {f"compute:{rank}": names for rank, names in enumerate(recording.steps[0].order)}
     computed = [_timeline(problem, step) for step in recording.steps]
     sent = tuple(_sent(problem, order, step) for step in computed)
@@ -163,8 +163,8 @@ def _without_warm_up(recording: Recording) -> Recording:
 
 
 def problem_of(recording: Recording, blocking: bool = False) -> Problem:
-    """The step that ran, with medians over all microbatches and steps, whole µs. blocking: whether messages hold their
-    sender up. Raises BadInput."""
+    """The problem of the run, with median times over all microbatches and steps, whole µs. blocking: messages block their
+    sender. Raises BadInput."""
     stages, first = len(recording.placement), recording.steps[0]
     microbatches = 1 + max(each_pass.microbatch for each_pass in first.passes)
     times = _medians(recording)
@@ -198,7 +198,7 @@ def _medians(recording: Recording) -> dict[tuple[str, int], int]:
 
 
 def _comm(recording: Recording) -> dict[Pair, float]:
-    """µs of a message by pair of ranks: as recorded, else as told from when passes ran."""
+    """Pair of ranks → µs of a message: the recorded median, or else estimated from the times of passes."""
     times_of: dict[Pair, float] = {pair: round(median(times)) for pair, times in recording.links.items() if len(times)}
     waits = _told(recording.steps, both_ways=recording.facts.get("clocks") == ALIGNED)
     for a, b in zip(recording.placement, recording.placement[1:], strict=False):
@@ -209,9 +209,9 @@ def _comm(recording: Recording) -> dict[Pair, float]:
 
 
 def _told(steps: tuple[RecordedStep, ...], both_ways: bool) -> dict[Pair, float]:
-    """What messages took, by pair of ranks: the median of those whose receiver stood idle from before they were sent; where
-    there is no such one, the least time from the sender's end to the receiver's start, but no more than messages of other
-    pairs took. both_ways: one time for both, as where clocks were aligned by it."""
+    """Pair of ranks → µs of a message, estimated: the median delay of messages whose receiver was idle when they were sent;
+    if there are none, the least delay, but at most the median of other pairs. both_ways: the same time for both directions,
+    as alignment of clocks assumes it."""
     waited: dict[Pair, list[float]] = {}
     least: dict[Pair, float] = {}
     for step in steps:
@@ -234,8 +234,8 @@ def _timeline(problem: Problem, step: RecordedStep) -> Timeline:
 
 
 def _sent(problem: Problem, order: Order, step: Timeline) -> Floats:
-    """µs behind each pass in which it sent, where messages hold their sender up: as long as the problem has it, since no
-    trace says when a message was there; but no longer than until the rank's next pass or the receiver began."""
+    """µs after each pass in which it sent, if messages block their sender. Traces do not record this: it is the problem's
+    time, but ends at the latest when the rank's next pass or the receiver starts."""
     edges, until = problem.edges, np.full(len(problem.passes), np.inf)
     sends = edges.sent > 0
     np.minimum.at(until, edges.before[sends], step.start[edges.after[sends]])
@@ -246,7 +246,7 @@ def _sent(problem: Problem, order: Order, step: Timeline) -> Floats:
 
 
 def _ready(problem: Problem, timeline: Timeline) -> Floats:
-    """When each pass had its inputs: the last of their ends and messages, at most its start."""
+    """When each pass had its inputs: the last end plus lag of the passes before it, but at most its own start."""
     ready, edges = np.zeros(len(problem.passes)), problem.edges
     np.maximum.at(ready, edges.after, timeline.end[edges.before] + edges.lag)
     return np.asarray(np.minimum(ready, timeline.start), np.float64)
@@ -254,10 +254,9 @@ def _ready(problem: Problem, timeline: Timeline) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Gaps(Fields):
-    """How long ranks stood idle between two passes, µs, where the second had its inputs when the first ended; medians.
-    sending: behind passes that send to another rank, of which there are `count`, and of them the lower quartile; silent:
-    behind those that send nothing, where that was least of all ranks (0 where there is none); message: what such a pass
-    sends takes."""
+    """Median idle times between two passes of a rank, µs, if the second had its inputs when the first ended. sending: after
+    passes that send to another rank; count: their number; lower: their lower quartile. silent: after passes that send
+    nothing, the least over ranks (0: there are none). message: the median message of passes that send."""
 
     count: int
     sending: float
@@ -267,7 +266,7 @@ class Gaps(Fields):
 
     @property
     def blocked(self) -> bool:
-        """Whether the message is in the gap, of nearly all of them (delays by chance are in some), and little else is."""
+        """Do messages block their sender? Then even the lower quartile of gaps contains a message, and little else does."""
         longer = self.lower - self.silent, self.sending - self.silent
         return self.count >= MIN_GAPS and longer[0] >= SHARE * self.message > 0 and longer[1] <= MOST_HELD * self.message
 

@@ -1,10 +1,10 @@
 """torch.profiler's Chrome traces of torch.distributed.pipelining (and so of torchtitan): a file a rank, JSON or gzip.
 
-Its runtime labels what it does `PP:<stage><kind><microbatch>` (torch 2.13): F, I (input gradient), W (weight gradient), B
-(both) and communication. Without a device, a label of a pass whose input another rank sends begins with the waiting for it:
-the pass itself begins with the first operation inside. With one, labels are on the device's time line too; there they begin
-with the first kernel, and waiting lies between them. Captured steps have no labels beside their kernels: those say their
-label themselves (`args`, field `name`).
+The runtime labels its work `PP:<stage><kind><microbatch>` (torch 2.13): F, I (input gradient), W (weight gradient), B (both)
+and communication. In runs on CPUs, the label of a pass with an input from another rank includes the wait for it: the pass
+starts with the first operation inside. On devices, labels are on the device's timeline too; there they start with the first
+kernel, and waiting is between them. Captured steps have no such labels; there each kernel has the label in its `args`, field
+`name`.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ MARK = b'"traceEvents"'
 FORMAT = "torch profiler trace"
 LABEL = re.compile(r"PP:(\d{1,6})([A-Z_]+?)(\d{0,9})")
 OVERLAPPED = re.compile(r"PP:\(.*\)OVERLAP_F_B")
-KINDS = {"F": "F", "I": "B", "W": "W", "B": "BW"}  # torch's word → ours
+KINDS = {"F": "F", "I": "B", "W": "W", "B": "BW"}  # torch's word → zbsolve's kind
 ON_HOST, ON_DEVICE, OPERATION, KERNEL = "user_annotation", "gpu_user_annotation", "cpu_op", "kernel"
 SENDS = "SEND_F"
 NO_LABELS = (
     "no pass has a label PP:…: torch's schedules of one stage a rank write none (Schedule1F1B) or others (ScheduleGPipe); "
     "run the same order from a CSV (zbsolve export --to torch-csv), or one of several stages a rank"
 )
-Place = tuple[str, int, int]  # our kind, stage, microbatch
+Place = tuple[str, int, int]  # zbsolve's kind, stage, microbatch
 
 
 class ArgumentsForm(msgspec.Struct):
-    """What more is said of an event: of a captured step's kernel, its label."""
+    """Arguments of an event; a captured step's kernel has its label here."""
 
     name: Any = ""
 
 
 class EventForm(msgspec.Struct):
-    """An event, as far as it counts here: `ts` and `dur` in µs."""
+    """The fields of an event that are used here; `ts` and `dur` in µs."""
 
     name: str = ""
     cat: str = ""
@@ -57,13 +57,13 @@ class EventForm(msgspec.Struct):
 
     @property
     def label(self) -> str:
-        """Its name; of a kernel, what it is labelled with."""
+        """The event's name; for a kernel, its label."""
         label = self.args.name if self.cat == KERNEL and self.args is not None else self.name
         return label if isinstance(label, str) else self.name
 
 
 class RankForm(msgspec.Struct):
-    """Which rank of how many wrote a file."""
+    """The rank that wrote a file, and the number of ranks."""
 
     rank: COUNT
     world_size: COUNT
@@ -80,14 +80,14 @@ class TraceForm(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _File:
-    """What one rank wrote."""
+    """The file of one rank."""
 
     path: Path
     form: TraceForm
 
     @cached_property
     def labels(self) -> list[EventForm]:
-        """Labels of passes by the clock that counts: the device's where there is one. Raises BadInput."""
+        """Labels of passes on the device's timeline, or on the host's if there is no device. Raises BadInput."""
         events = self.form.traceEvents
         overlapped = next((event.label for event in events if OVERLAPPED.fullmatch(event.label)), None)
         if overlapped is not None:
@@ -112,7 +112,7 @@ class _File:
 
     @property
     def _captured(self) -> list[EventForm]:
-        """Passes of captured steps, by their kernels' labels: each from its first kernel to its last, stream by stream."""
+        """Passes of captured steps, from the labels of kernels: each lasts from its first to its last kernel on a stream."""
         kernels = [event_form for event_form in self.form.traceEvents if event_form.cat == KERNEL and _place(event_form)]
         kernels.sort(key=lambda event_form: (str(event_form.tid), event_form.ts))
         passes = []
@@ -148,7 +148,7 @@ class _File:
         return {tid: sorted(times) for tid, times in begins.items()}
 
     def begins(self, label: EventForm) -> float:
-        """When the first operation inside a label begins; its end where there is none."""
+        """When the first operation inside a label starts; the label's end if there is none."""
         times = self._operations.get(label.tid, [])
         i = bisect_left(times, label.ts)
         return min(times[i], label.ts + label.dur) if i < len(times) else label.ts + label.dur
@@ -191,12 +191,12 @@ def _read(file: Path) -> _File:
     text = read_text(file)
     try:
         return _File(file, msgspec.json.decode(text, type=TraceForm))
-    except (msgspec.DecodeError, RecursionError):  # a ValidationError too: then the second reading names the field
+    except (msgspec.DecodeError, RecursionError):  # including ValidationError; `checked` then names the field
         return _File(file, checked(parse_json(text, file), TraceForm, str(file)))
 
 
 def _one_pipeline(files: Iterable[_File]) -> tuple[list[_File], tuple[str, ...]]:
-    """One file for each set of stages, that of the lowest rank; others are replicas."""
+    """The first file for each set of stages, and a line about the others, which are of replicas."""
     kept: dict[frozenset[int], _File] = {}
     again: list[int] = []
     seen: dict[int, Path] = {}
@@ -224,7 +224,7 @@ def _check_all_there(path: Path, files: Sequence[_File], home: dict[int, int]) -
 
 
 def _steps(file: _File) -> list[dict[Place, EventForm]]:
-    """The n-th label of each pass belongs to step n. Raises BadInput where there are not equally many."""
+    """The labels of each step: the n-th label of each pass belongs to step n. Raises BadInput if numbers differ."""
     marks: dict[Place, list[EventForm]] = {}
     for label in file.labels:
         place = _place(label)
@@ -243,7 +243,7 @@ def _steps(file: _File) -> list[dict[Place, EventForm]]:
 def _passes(
     file: _File, labels: dict[Place, EventForm], rank: int, home: dict[int, int], offset: float
 ) -> Iterable[RanPass]:
-    """The passes of one step on one rank, waiting taken off."""
+    """The passes of one step on one rank, without the wait for inputs."""
     for (kind, stage, microbatch), label in labels.items():
         sender = {"F": stage - 1, "B": stage + 1, "BW": stage + 1}.get(kind, -1)
         waits = label.cat == ON_HOST and home.get(sender, rank) != rank

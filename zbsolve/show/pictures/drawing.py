@@ -1,5 +1,6 @@
-"""A still picture as data: marks on a page, in pixels (96 an inch) from its upper left corner. As SVG it loads
-nothing; `files.py` writes it. And how it is to look: a style, and how wide its texts are, so that none runs over another."""
+"""A picture as data: marks (boxes, lines, texts, …) with positions in pixels, 96 an inch, from the upper left corner. Its
+SVG document; its `Style`; and the width of texts, which layouts need so that texts do not overlap. `files.py` writes files.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from html import escape
 
 from ...util.text import format_time, printable
 
-# The colours of all that is no pass, by what they are for. Pages give each another one where they are dark (picture.css).
+# Colours by purpose, of everything but passes. In dark mode pages replace each by another one (picture.css).
 PAPER, INK, SOFT, TRACK, GRID, TICK, LIMIT = "#fff", "#111", "#444", "#f1f2f4", "#e3e5e9", "#888", "#b3261e"
 
 UNITS = {"px": 1.0, "pt": 96 / 72, "mm": 96 / 25.4, "cm": 96 / 2.54, "in": 96.0}  # pixels
@@ -19,7 +20,7 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A filled rectangle; `radius` of its corners. said: what a page says when it is pointed at."""
+    """A filled rectangle. radius: of its corners. said: its tooltip on a page."""
 
     x: float
     y: float
@@ -32,7 +33,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Many rectangles of one colour between the same two heights; spans: (x, width) of each."""
+    """Rectangles of one colour with the same `y` and height. spans: (x, width) of each."""
 
     y: float
     height: float
@@ -51,7 +52,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line through the points; dashes: pixels of line and of gap in turn, () for none."""
+    """A line through the points. dashes: alternating lengths of dash and gap, pixels; () for a solid line."""
 
     points: Points
     colour: str
@@ -74,8 +75,8 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """One line of text, its middle at height `y`. anchor: which end of it stands at `x` (start, middle, end); halo: in white
-    around the letters, where they stand on other marks."""
+    """One line of text, vertically centred at `y`. anchor: which part of it is at `x` (start, middle, end). halo: a white
+    outline, so that it is readable on other marks."""
 
     x: float
     y: float
@@ -92,8 +93,8 @@ Mark = Box | Row | Area | Line | Dot | Words
 
 @dataclass(frozen=True)
 class Drawing:
-    """Marks from back to front on a white page; title and description say in words what is drawn. unit: in which the size
-    was asked for, one of UNITS."""
+    """Marks on a white page, in drawing order. title, description: the picture in words, for accessibility. unit: the unit
+    in which the user gave the size, one of UNITS."""
 
     width: float
     height: float
@@ -107,8 +108,7 @@ FONT = "system-ui,sans-serif"
 
 
 def to_svg(drawing: Drawing) -> str:
-    """A well-formed document; control characters and markup in texts stay text. What marks say when they are pointed at is
-    their title: browsers show it."""
+    """The drawing as a well-formed SVG document. Texts are escaped. Tooltips are `title` elements, which browsers show."""
     width, height = _number(drawing.width), _number(drawing.height)
     unit = "" if drawing.unit == "px" else drawing.unit
     size = (f"{_number(length / UNITS[drawing.unit])}{unit}" for length in (drawing.width, drawing.height))
@@ -173,7 +173,7 @@ def _safe(text: str) -> str:
 
 # --- How a picture is to look, and how wide its texts are ---
 
-# Widths in letter heights, of DejaVu Sans, which PDF and PNG are set in; a browser's own letters are a little narrower.
+# Letters by width in DejaVu Sans, the font of PDF and PNG; fonts of browsers are slightly narrower.
 NARROW, WIDE = frozenset(" iljtfrI.,:;|!'()[]-"), frozenset("mwMW@%→×–—+=<>")
 USUAL_WIDTH, NARROW_WIDTH, WIDE_WIDTH, CAPITAL_WIDTH = 0.62, 0.37, 0.9, 0.72
 BOLD = 1.12
@@ -182,13 +182,13 @@ LINE = 1.45  # letter heights from a line to the next
 
 @dataclass(frozen=True)
 class Style:
-    """Everything that one may ask of a picture; each has a default.
+    """The options of a picture.
 
-    width: pixels, 96 an inch; rows are as high as they read well. unit: px, pt, mm, cm or in, in which an SVG says the
-    size; a PNG has 300 dots an inch where it is not px. title: None for what the picture says of
-    itself, "" for none. window: µs from the step's start. memory: also what ranks hold
-    over time. notes: the lines about value and certificate, and peaks. longest: µs that the width stands for (default: what
-    is drawn). hover: marks say what they are.
+    width: pixels, 96 an inch; the height follows from the rows.
+    unit: of the size in an SVG: px, pt, mm, cm or in. A PNG has 300 dots an inch unless it is px.
+    title: None for the default title, "" for none. hover: marks have tooltips.
+    window: the part of the step that is drawn, µs from its start. longest: µs of the full width (default: the step).
+    memory: draw also the memory of ranks over time. notes: print value, certificate and peaks.
     """
 
     width: float = 1200.0
@@ -226,7 +226,7 @@ def short_time(us: float) -> str:
 
 
 def wrapped(text: str, size: float, width: float, bold: bool = False) -> list[str]:
-    """The text in lines of at most `width` pixels, broken between words; a longer word has a line of its own."""
+    """The text in lines of at most `width` pixels, broken between words; a word that is wider is on a separate line."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
@@ -238,7 +238,7 @@ def wrapped(text: str, size: float, width: float, bold: bool = False) -> list[st
 
 
 def paragraph(lines: Sequence[str], x: float, top: float, mark: Words) -> Iterator[Words]:
-    """Lines below each other from `top` down, in the letters of `mark`."""
+    """Lines of text below each other, starting at height `top`, in the size and style of `mark`."""
     for i, line in enumerate(lines):
         y = top + (i + 0.5) * LINE * mark.size
         yield Words(x, y, line, mark.size, mark.colour, mark.anchor, mark.bold, mark.halo)
@@ -247,7 +247,7 @@ def paragraph(lines: Sequence[str], x: float, top: float, mark: Words) -> Iterat
 def legend(
     entries: Sequence[tuple[Sequence[str], str]], x: float, top: float, size: float, width: float
 ) -> tuple[list[Mark], float]:
-    """Swatches with texts in as many rows as they need from `top` down, and where the next thing may begin.
+    """A legend, starting at height `top` and wrapped into rows of `width` pixels, and the height at which it ends.
 
     entries: (colours, text) of each.
     """

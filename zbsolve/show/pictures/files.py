@@ -1,4 +1,4 @@
-"""Pictures in files: the ending of a name says how. matplotlib writes PDF and PNG: it embeds letters."""
+"""Writes pictures to files, in the format of the name's ending. matplotlib writes PDF and PNG, since it embeds fonts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-DOTS = {"px": 96.0}  # an inch, of a PNG whose size was asked for in this unit: as many dots as pixels
-PRINTED_DOTS = 300.0  # an inch, for the others
-POINTS = 72 / 96  # of a pixel
-# Type 42 letters are whole TrueType ones: publishers refuse Type 3.
+DOTS = {"px": 96.0}  # dots an inch of a PNG whose size was given in this unit: one dot a pixel
+PRINTED_DOTS = 300.0  # dots an inch, for sizes in other units
+POINTS = 72 / 96  # points of a pixel
+# Type 42 embeds TrueType fonts: publishers refuse Type 3.
 SETTINGS: Any = {"pdf.fonttype": 42, "font.family": "DejaVu Sans", "svg.fonttype": "none"}
 
 
 def _written(drawing: Drawing, form: str) -> bytes:
-    """As "pdf" one page of the drawing's size, with its texts as texts; as "png" as many dots as pixels where the size was
-    asked for in pixels, else 300 an inch. Raises BadInput where matplotlib is missing."""
+    """The file's bytes. A "pdf" is one page of the drawing's size, with text that can be selected; a "png" has one dot a
+    pixel if the size was given in pixels, otherwise 300 an inch. Raises BadInput where matplotlib is missing."""
     facts: dict[str, str | None] = {"Title": printable(drawing.title)}
     facts |= {"Subject": printable(drawing.description), "CreationDate": None} if form == "pdf" else {"Software": None}
     try:
@@ -44,7 +44,7 @@ def _written(drawing: Drawing, form: str) -> bytes:
         figure = Figure(figsize=(drawing.width / 96, drawing.height / 96), facecolor=PAPER)
         axes = figure.add_axes((0, 0, 1, 1), frameon=False)
         axes.set(xlim=(0, drawing.width), ylim=(drawing.height, 0), xticks=[], yticks=[])
-        # Neighbouring boxes are one collection: a tenth of the time of one by one.
+        # Consecutive boxes are drawn as one collection, in a tenth of the time that single boxes take.
         for i, (kind, marks) in enumerate(groupby(drawing.marks, key=lambda mark: type(mark) is Box and not mark.radius)):
             (_boxes if kind else _each)(axes, list(marks), i + 1.0)
         figure.savefig(stream, format=form, dpi=DOTS.get(drawing.unit, PRINTED_DOTS), metadata=facts)
@@ -52,7 +52,7 @@ def _written(drawing: Drawing, form: str) -> bytes:
 
 
 def _boxes(axes: Axes, boxes: list[Any], order: float) -> None:
-    """Upright boxes with sharp edges: narrow ones would blur into each other."""
+    """Boxes without antialiasing: narrow neighbours would blur into each other."""
     from matplotlib.collections import PolyCollection
 
     corners = [[(b.x, b.y), (b.x + b.width, b.y), (b.x + b.width, b.y + b.height), (b.x, b.y + b.height)] for b in boxes]
@@ -71,7 +71,7 @@ def _each(axes: Axes, marks: list[Mark], order: float) -> None:
 
 
 def _add(axes: Axes, mark: Box | Area | Line | Dot | Words, order: float) -> None:
-    """One mark as an artist, drawn in its turn."""
+    """Add one mark to the axes. order: marks with a higher number are drawn over those with a lower one."""
     from matplotlib.patches import Circle, FancyBboxPatch, Polygon
 
     match mark:
@@ -116,8 +116,8 @@ SCHEDULES = (".html", *PICTURES, ".trace.json")
 
 
 def save_drawing(drawing: Drawing, path: str | os.PathLike[str]) -> None:
-    """Write a drawing as `.svg`, `.pdf` or `.png`, whole or not at all. Raises BadInput for other endings, and where the
-    library for the last two is missing."""
+    """Write a drawing as `.svg`, `.pdf` or `.png`; after an error no partial file is left. Raises BadInput for other
+    endings, and for the last two where matplotlib is missing."""
     ending = checked_ending(path, PICTURES)
     if ending == ".svg":
         write_text(path, to_svg(drawing))
@@ -126,7 +126,7 @@ def save_drawing(drawing: Drawing, path: str | os.PathLike[str]) -> None:
 
 
 def checked_ending(path: str | os.PathLike[str], known: Sequence[str]) -> str:
-    """Which of the endings the path has: worth knowing before any time is spent. Raises BadInput for none, and for `-`."""
+    """The ending of the path. Commands check it before they compute. Raises BadInput for an unknown one, and for `-`."""
     name = str(path)
     if name == "-":
         raise BadInput(f"-: standard output has no ending that says what to draw; name a file: x{', x'.join(known)}")
@@ -139,9 +139,9 @@ def checked_ending(path: str | os.PathLike[str], known: Sequence[str]) -> str:
 def save_schedule_picture(
     schedule: Schedule, path: str | os.PathLike[str], trace: Trace | None = None, style: Style = USUAL
 ) -> None:
-    """Draw `schedule` (and a run of it) into `path`, whole or not at all.
+    """Draw `schedule`, and with `trace` a run of it, into the file `path`; after an error no partial file is left.
 
-    `.html` is a page to explore, `.svg`, `.pdf` and `.png` are still pictures in this style, `.trace.json` opens in Perfetto
+    `.html` is an interactive page, `.svg`, `.pdf` and `.png` are pictures in this style, `.trace.json` opens in Perfetto
     and Chrome. Raises BadInput for other endings and for a trace of another schedule.
     """
     ending = checked_ending(path, SCHEDULES)

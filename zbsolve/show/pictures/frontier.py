@@ -1,4 +1,4 @@
-"""The frontier as a picture: what a step takes, and could take at least, over the memory of a rank; and several of them."""
+"""Pictures of frontiers: the step time and its lower bound over the memory of a rank; one frontier, or several curves."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ VALUE_COLOUR, BOUND_COLOUR, NAMED_COLOUR, BETWEEN_COLOUR = "#1a5a9c", "#2fa583",
 
 @dataclass(frozen=True)
 class Look:
-    """One curve: colour, thickness, dashes, and its mark as corners around (0, 0), so that no curve is told from another by
-    its colour alone."""
+    """The style of a curve. mark: the corners of its marker, relative to its centre. Curves differ in their markers too, for
+    readers who do not see colours."""
 
     colour: str
     thickness: float
@@ -45,7 +45,7 @@ class Look:
     mark: tuple[tuple[float, float], ...]
 
 
-# From back to front: where curves run over each other, thinner and dashed ones lie on wider ones.
+# In drawing order: where curves overlap, thin and dashed ones are drawn over wide ones.
 LOOKS = {
     BOTH: Look(VALUE_COLOUR, 5.0, (), ((0, -8), (8, 0), (0, 8), (-8, 0))),
     KEPT: Look(SOFT, 2.0, (), ((-4.5, -4.5), (4.5, -4.5), (4.5, 4.5), (-4.5, 4.5))),
@@ -55,7 +55,7 @@ LOOKS = {
 
 
 def curves_drawing(curves: Curves, headline: str, sentence: str, style: Style = USUAL) -> Drawing:
-    """The picture in this style, with its headline above and its sentence below."""
+    """The picture of several frontiers, a curve each, with the headline above and the sentence below."""
     every = sorted((point for way in curves.frontiers.values() for point in way.points), key=lambda point: point.memory)
     entries: list[Entry] = [(name, partial(_sample, LOOKS[name])) for name in curves.frontiers]
     entries.append(("filled: proven optimal", lambda x, y: [*_mark(x + 7, y, LOOKS[KEPT], True)]))
@@ -78,7 +78,7 @@ def _sample(look: Look, x: float, y: float) -> list[Mark]:
 
 
 def _curve(chart: Chart, name: str, points: tuple[Point, ...], look: Look) -> Iterator[Mark]:
-    """A line of steps down, with a mark where a shorter schedule fits first, filled where it is optimal."""
+    """A falling step curve, with a marker at the least memory of each shorter schedule; filled markers are optimal."""
     corners: Corners = chart.steps(points)
     yield Line(tuple(corners), look.colour, look.thickness, look.dashes)
     firsts = [(points[0].memory, points[0])]
@@ -89,7 +89,7 @@ def _curve(chart: Chart, name: str, points: tuple[Point, ...], look: Look) -> It
 
 
 def _mark(x: float, y: float, look: Look, filled: bool, title: str = "") -> Iterator[Mark]:
-    """The mark of a curve around (x, y), hollow where it is not filled."""
+    """The marker of a curve at (x, y), filled or hollow."""
     yield Area(tuple((x + a, y + b) for a, b in look.mark), look.colour, title)
     if not filled:
         yield Area(tuple((x + a / 2, y + b / 2) for a, b in look.mark), PAPER)
@@ -97,27 +97,27 @@ def _mark(x: float, y: float, look: Look, filled: bool, title: str = "") -> Iter
 
 LEFT, RIGHT, LETTERS = 66.0, 78.0, 12.0  # pixels
 
-# Pixels from the middle of a text up or down to that of another one, of a diamond, of a line.
+# The least vertical distance of a text's middle from another text, from a diamond and from a line, pixels.
 TEXT_GAP, DIAMOND_GAP, LINE_GAP = 13.0, 12.0, 7.0
 
 Corners = list[tuple[float, float]]
-Entry = tuple[str, Callable[[float, float], list[Mark]]]  # of a legend: its words, and its sample at (x, y)
-Boxes = list[tuple[float, float, float, float]]  # left, right, middle height, and how far from it a text's must be
+Entry = tuple[str, Callable[[float, float], list[Mark]]]  # of a legend: its text, and a function (x, y) → its sample
+Boxes = list[tuple[float, float, float, float]]  # left, right, middle height, least distance of a text's middle from it
 
 
 def bubble_rate(frontier: Frontier, value: float) -> float:
-    """1 − work / value: the share of a step of `value` µs in which the busiest rank does nothing."""
+    """1 − work / value: the share of a step of `value` µs in which the busiest rank is idle."""
     return 1 - frontier.work / value if value else 0.0
 
 
 def excess(frontier: Frontier, named: Named) -> str:
-    """How much longer a named schedule is than the best point within its memory; "" where there is none."""
+    """How much longer a named schedule is than the best point with at most its memory; "" if there is none."""
     best = min((point.value for point in frontier.points if point.memory <= named.memory), default=0)
     return f"{named.value / best - 1:+.1%}" if best else ""
 
 
 def frontier_drawing(frontier: Frontier, headline: str, sentence: str, style: Style = USUAL) -> Drawing:
-    """The picture in this style, with its headline above and its sentence below."""
+    """The picture of one frontier, with the headline above and the sentence below."""
     entries: list[Entry] = [
         ("optimal", lambda x, y: [Dot(x + 6, y, 4, VALUE_COLOUR, VALUE_COLOUR, 1.6)]),
         ("best found", lambda x, y: [Dot(x + 6, y, 4, PAPER, VALUE_COLOUR, 1.6)]),
@@ -139,10 +139,10 @@ def chart_drawing(
     texts: tuple[str, str],
     style: Style,
 ) -> Drawing:
-    """A chart over memory with what is `inside` it: entries of its legend and a headline above, a sentence below (`texts`);
-    its scales are those of `frontier`."""
+    """A chart over memory. frontier: sets the scales. entries: of the legend. inside: makes the marks inside the chart.
+    texts: the headline above and the sentence below."""
     headline, sentence = texts
-    scale = style.size / LETTERS  # laid out at letters of 12 pixels, then drawn larger or smaller
+    scale = style.size / LETTERS  # the layout is for a font size of 12 pixels, and scaled at the end
     width = style.width / scale
     title = headline if style.title is None else printable(style.title)
     heading = wrapped(title, 15, width - LEFT - 12, bold=True)
@@ -160,14 +160,14 @@ def chart_drawing(
 
 
 class Chart:
-    """Where memory and value lie in a picture of this frontier. Upwards: the bubble rate 1 − work/value, which keeps serial
-    schedules (many times the work) and near-perfect ones in one picture; times stand at the right."""
+    """The coordinates of a frontier's picture: memory to the right, bubble rate 1 − work/value upwards. On this scale both
+    serial schedules (many times the work) and nearly perfect ones are visible. Times are printed at the right."""
 
     def __init__(self, frontier: Frontier, width: float, top: float, floor: float) -> None:
         self.frontier, self.right, self.top, self.floor = frontier, width - RIGHT, top, floor
         points, named = frontier.points, frontier.named
         memory = [float(size) for p in points for size in (p.memory, p.peak)] + [float(limit.memory) for limit in named]
-        # A named schedule that needs far more than the best one (GPipe) stands at the edge, with its memory in words.
+        # A named schedule that needs far more memory (GPipe) is drawn at the right edge, and its memory is printed.
         ceiling = max(1.25 * points[-1].memory, 1.0)
         self.low, self.high = min(memory), max(size for size in memory if size <= ceiling)
         pad = 0.04 * (self.high - self.low or self.high or 1.0)
@@ -176,11 +176,11 @@ class Chart:
         self.highest_rate = min(1.0, 1.08 * max(*rates, 0.05))
 
     def x(self, memory: float) -> float:
-        """Pixels from the left, at most the right edge."""
+        """Pixels from the left of a memory size, at most those of the right edge."""
         return LEFT + (self.right - LEFT) * min(1.0, max(0.0, (memory - self.low) / (self.high - self.low)))
 
     def y(self, value: float) -> float:
-        """Pixels from the top."""
+        """Pixels from the top of a value in µs."""
         return self.height_of(max(0.0, bubble_rate(self.frontier, value)))
 
     def height_of(self, rate: float) -> float:
@@ -188,7 +188,7 @@ class Chart:
         return self.floor - (self.floor - self.top) * rate / self.highest_rate
 
     def grid(self) -> Iterator[Mark]:
-        """Lines at round bubble rates, with the time at the right; ticks at round memory sizes."""
+        """Grid lines at round bubble rates, with the step time at the right; ticks at round memory sizes."""
         step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2) if self.highest_rate / s <= 8)
         for i in range(int(self.highest_rate / step) + 1):
             rate = i * step
@@ -214,7 +214,7 @@ class Chart:
         yield Words((LEFT + self.right) / 2, self.floor + 36, what, 12, SOFT, "middle")
 
     def curves(self) -> Iterator[Mark]:
-        """Value from above and bound from below as steps, what is between shaded, and every point."""
+        """Value and bound as step curves, the area between them, and a dot for every point."""
         upper, lower = (self.steps(self.frontier.points, what) for what in ("value", "bound"))
         yield Area((*upper, *reversed(lower)), BETWEEN_COLOUR)
         yield Line(tuple(lower), BOUND_COLOUR, 1.6)
@@ -226,8 +226,8 @@ class Chart:
             yield Dot(self.x(point.memory), self.y(point.value), 4, fill, VALUE_COLOUR, 1.6, title)
 
     def steps(self, points: Sequence[Point], what: str = "value") -> Corners:
-        """The corners of a line through points. A value holds from the memory that the schedule really needs, a "bound"
-        up to the memory that it was proven for."""
+        """The corners of a step curve through points. A value holds from the schedule's peak memory on, a "bound" up to the
+        memory limit that it was proven for."""
         heights = [self.y(getattr(point, what)) for point in points]
         corners = [(self.x(points[0].memory), heights[0])]
         for i, (before, point) in enumerate(pairwise(points)):
@@ -236,7 +236,7 @@ class Chart:
         return [*corners, (self.x(self.high), heights[-1])]
 
     def device(self) -> Iterator[Mark]:
-        """The memory that the profiled device has, where it is in the picture."""
+        """A vertical line at the profiled device's memory, if it is on the scale."""
         size = self.frontier.device
         if size is not None and self.low <= size <= self.high:
             x = self.x(size)
@@ -245,9 +245,9 @@ class Chart:
             yield Words(x + side, self.top + 6, f"device: {format_bytes(size)}", 11, SOFT, anchor)
 
     def named(self) -> Iterator[Mark]:
-        """Named schedules as diamonds with how much longer they are than the best within their memory; a text stands where
-        no other one, no other diamond and no line does, with a line to its diamond where that is away. Of diamonds above
-        each other the upper one has the upper text."""
+        """A diamond for each named schedule, with a text: how much longer it is than the best one with its memory. Texts
+        do not cover each other, diamonds or curves. A line leads to a diamond that is not next to its text. Of diamonds
+        above each other, the upper one has the upper text."""
         diamonds = [(self.x(limit.memory), self.y(limit.value)) for limit in self.frontier.named]
         taken = [(x - 6, x + 6, y, DIAMOND_GAP) for x, y in diamonds]
         lines = [
@@ -270,11 +270,11 @@ class Chart:
             yield Words(*place, text, 12, NAMED_COLOUR, halo=True)
 
     def _place(self, x: float, y: float, wide: float, taken: Boxes, lines: Boxes) -> tuple[float, float]:
-        """Where a text `wide` pixels wide begins, near (x, y), within the chart and over nothing that is `taken`, nor
-        over `lines` where near places are clear of them; the nearest of many, or the first where all are taken."""
+        """The position of a text of `wide` pixels near (x, y): the nearest one inside the chart that covers nothing in
+        `taken`, and, if possible nearby, nothing in `lines`; the default position if all are taken."""
         sides = [left for left in (x + 10, x - 10 - wide) if left >= LEFT and left + wide <= self.right]
         sides = sides or [max(4.0, self.right - wide)]
-        near = range(2 if self.right > 700 else 1)  # in a narrow chart texts would leave their diamonds' order
+        near = range(2 if self.right > 700 else 1)  # in a narrow chart texts would not keep the order of their diamonds
         for step, others in (*((step, [*taken, *lines]) for step in near), *((step, taken) for step in range(24))):
             for left, at in product(sides, (y - 12 - 15 * step, y + 12 + 15 * step)):
                 clear = all(b < left or a > left + wide or abs(at - middle) >= gap for a, b, middle, gap in others)
@@ -285,7 +285,7 @@ class Chart:
 
 
 def _scaled(mark: Mark, scale: float) -> Mark:
-    """A mark larger or smaller."""
+    """A mark with all its lengths times `scale`."""
     lengths = ("x", "y", "width", "height", "radius", "size", "thickness")
     changed: dict[str, Any] = {name: getattr(mark, name) * scale for name in lengths if hasattr(mark, name)}
     if isinstance(mark, Area | Line):
@@ -296,7 +296,7 @@ def _scaled(mark: Mark, scale: float) -> Mark:
 
 
 def _legend(entries: Sequence[Entry], y: float, width: float) -> tuple[list[Mark], float]:
-    """The entries in as many rows as they need from `y` down, and where the next thing begins."""
+    """The legend, from height `y` down in as many rows as needed, and the height at which it ends."""
     marks, x, row = list[Mark](), LEFT, y + 9
     for text, sample in entries:
         wide = 19 + text_width(text, 12)
@@ -313,14 +313,14 @@ def _diamond(x: float, y: float, title: str = "") -> Area:
 
 
 def _three_digits(us: float) -> str:
-    """A time with three digits at most that count."""
+    """A time with at most three significant digits."""
     number, unit = format_time(us).split(" ")
     rounded = float(f"{float(number.replace(',', '')):.3g}")
     return f"{rounded:,g} {unit}"
 
 
 def _round_sizes(low: float, high: float) -> list[float]:
-    """About eight round sizes between, in the unit that the largest is read in; bytes."""
+    """About eight sizes between `low` and `high` that are round in the unit in which `high` is printed; bytes."""
     unit = 1024 ** max(0, next((i for i in range(5) if high < 1024 ** (i + 1)), 4))
     wanted = (high - low) / unit / 8
     base = 10.0 ** (len(f"{int(wanted)}") - 1) if wanted >= 1 else 1.0

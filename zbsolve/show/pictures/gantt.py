@@ -1,4 +1,4 @@
-"""The rows of one timeline: a row a stream, peak memory beside it; the axis of time; strips of memory below."""
+"""The Gantt chart of one timeline: a row for each stream with peak memory, the time axis, and memory over time below."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ...util.text import format_bytes, format_time
 from ..tracks import Track, cell_kinds, chunk_numbers, ink, shades, tracks_of
 from .drawing import GRID, LIMIT, LINE, SOFT, TICK, TRACK, Area, Box, Line, Mark, Row, Style, Words, text_width
 
-LEAST_TYPICAL_WIDTH = 1.5  # pixels; where the median pass is narrower, cells take the place of passes
-MESSAGE = "#5c5c5c"  # within a pass: its message
-LEAST_LABEL, LEAST_SIDE_LABEL = 0.75, 0.55  # of the letters' size: a stream's label, of computing and of what is beside
-LABEL_PITCH = 1.05  # from one label to the next, in their letters' size; where there is less room one is left out
+LEAST_TYPICAL_WIDTH = 1.5  # pixels; if the median pass is narrower, cells are drawn in place of passes
+MESSAGE = "#5c5c5c"  # the part of a pass in which it sends its message
+LEAST_LABEL, LEAST_SIDE_LABEL = 0.75, 0.55  # of the font size: the smallest label of compute and of other streams
+LABEL_PITCH = 1.05  # distance of labels, in their font size; labels that would be closer are left out
 LEAST_LETTERS = 5.5  # pixels, four points: smaller labels are left out
 
-MOST_STRIPS = 8  # more ranks are thinned out: first, last, fullest, and some between
+MOST_STRIPS = 8  # of more ranks only the first, the last, the fullest and some others have strips
 NARROW_PICTURE, MOST_IN_NARROW = 500.0, 4  # pixels of width; strips
 AREA, EDGE = "#9db7d6", "#41658f"
-RESOLUTION = 0.4  # pixels: of what changes within, the most is drawn
+RESOLUTION = 0.4  # pixels: the largest value within this width is drawn
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Time to the right: from `first` to `last` µs, between `left` and `right` pixels."""
+    """A horizontal time axis, from `first` to `last` µs, between `left` and `right` pixels."""
 
     first: float
     last: float
@@ -41,11 +41,11 @@ class Axis:
         return (self.right - self.left) / (self.last - self.first)
 
     def x(self, time: float) -> float:
-        """Pixels from the left of a time in µs, at most the axis' ends."""
+        """The position of a time in µs, in pixels from the left, clipped to the axis."""
         return min(self.right, max(self.left, self.left + (time - self.first) * self.scale))
 
     def marks(self, top: float, y: float, size: float) -> Iterator[Mark]:
-        """Ticks at round times below `y`, as many as there is room for their texts; fine lines up to `top`."""
+        """Ticks at round times below height `y`, as many as their texts leave room for, with grid lines up to `top`."""
         unit, us = ("µs", 1.0) if self.last < 1e4 else ("ms", 1e3) if self.last < 1e7 else ("s", 1e6)
         widest = text_width(f"{self.last / us:,.1f} {unit}", size * 0.92)
         wanted = max(widest + 1.5 * size, 6 * size) / self.scale
@@ -59,7 +59,7 @@ class Axis:
 
 
 class Gantt:
-    """All tracks of one timeline, a row each, on an axis whose time 0 is the first start."""
+    """All tracks of one timeline, a row each. Time 0 of the axis is the first start."""
 
     def __init__(self, timeline: Timeline, style: Style) -> None:
         problem = timeline.problem
@@ -68,21 +68,21 @@ class Gantt:
         self.shades = {kind: shades(kind, int(self.chunks.max()) + 1) for kind in problem.passes.kinds}
         self.begin = float(timeline.start.min())
         self.holds = bool(problem.edges.bytes.any())
-        # Of a measured run nobody knows how much of a pass was its message.
+        # In a measured run it is not known which part of a pass was its message.
         self.sent = problem.sending if timeline.turn is not None else np.zeros_like(problem.sending)
         self.label_width = max(text_width(_label(track), self.size) for track in self.tracks)
 
     @property
     def units(self) -> float:
-        """Rows, where a compute stream's is one."""
+        """The height of all rows, in heights of a compute stream's row."""
         return sum(_share(track) for track in self.tracks)
 
     def peak_texts(self) -> list[str]:
-        """What each rank holds at most, in words; nothing where no edge holds memory, and without notes."""
+        """The peak memory of each rank as text; [] if no edge holds memory, or the style has no notes."""
         return [f"peak {format_bytes(peak)}" for peak in self.timeline.peak_bytes] if self.holds and self.style.notes else []
 
     def marks(self, axis: Axis, y: float, row: float, peaks: bool) -> Iterator[Mark]:
-        """Everything, from `y` down, where a compute stream's row has `row` pixels; `peaks`: with the peaks at the right."""
+        """All marks, from height `y` down. row: pixels of a compute stream's row. peaks: print peaks at the right."""
         end = axis.x(float(self.timeline.end.max()) - self.begin)
         texts, free = self.peak_texts() if peaks else [], -np.inf
         for track in self.tracks:
@@ -100,7 +100,7 @@ class Gantt:
             y += tall
 
     def _row(self, track: Track, axis: Axis, y: float, tall: float) -> Iterator[Mark]:
-        """The passes of a track within the axis; cells where they are too narrow."""
+        """The passes of a track that are on the axis, or cells if passes are too narrow."""
         start, end = (times[track.rows] - self.begin for times in (self.timeline.start, self.timeline.end))
         rows = track.rows[(end >= axis.first) & (start <= axis.last)]
         if not len(rows):
@@ -110,8 +110,8 @@ class Gantt:
         yield from self._cells(rows, axis, y, tall) if narrow else self._passes(rows, axis, y, tall)
 
     def _cells(self, rows: Ints, axis: Axis, y: float, tall: float) -> Iterator[Mark]:
-        """Cells of about half a pixel, two dots of a printed picture, each in the colour of the kind that fills most of it;
-        one row of marks a kind."""
+        """Cells of about half a pixel (two dots of a printed picture), each in the colour of the kind that fills most of it;
+        one `Row` for each kind."""
         cell = 0.5 if self.style.unit == "px" else 0.64
         count = int(np.ceil((axis.right - axis.left) / cell))
         edges = self.begin + axis.first + np.arange(count + 1) * cell / axis.scale
@@ -124,7 +124,7 @@ class Gantt:
             yield Row(y, tall, self.shades[KINDS[kind]][0], tuple(spans[kind]))
 
     def _passes(self, rows: Ints, axis: Axis, y: float, tall: float) -> Iterator[Mark]:
-        """A box a pass, with its microbatch where there is room; at its end the message that blocks its sender."""
+        """A box for each pass, with its microbatch if that fits; the message that blocks its sender is at its end."""
         p, timeline, names = self.timeline.problem.passes, self.timeline, self.timeline.problem.names
         digits = len(str(int(p.microbatch.max())))
         sent = self.sent.tolist()
@@ -148,7 +148,7 @@ class Gantt:
 
 
 def legend_entries(gantts: Sequence[Gantt]) -> list[tuple[tuple[str, ...], str]]:
-    """What the colours mean, of all these timelines together: (colours, text) of each."""
+    """The legend of these timelines: (colours, text) of each entry."""
     colours: dict[str, tuple[str, ...]] = {}
     for gantt in gantts:
         for kind, own in gantt.shades.items():
@@ -161,14 +161,13 @@ def legend_entries(gantts: Sequence[Gantt]) -> list[tuple[tuple[str, ...], str]]
 
 
 def rows_height(style: Style, rows: float) -> float:
-    """Pixels of a compute stream's row where no height is asked for: rows share about 640, at letters of 12, and no more
-    than the width."""
+    """Pixels of a compute stream's row. `rows` rows share about 640 pixels at font size 12, and no more than the width."""
     scale = style.size / 12
     return min(26.0, max(4.0, min(640.0, style.width / scale) / rows)) * scale
 
 
 def _share(track: Track) -> float:
-    """Of a row: other streams than compute are lower."""
+    """The height of a track, relative to a compute stream's."""
     return 1.0 if track.kind == "compute" else 0.6
 
 
@@ -177,7 +176,7 @@ def _label(track: Track) -> str:
 
 
 class MemoryStrips:
-    """A strip a rank, some of the ranks where they are many; one scale for all."""
+    """Memory over time, a strip for each rank (for some of them if there are many), all with the same scale."""
 
     def __init__(self, timeline: Timeline, style: Style) -> None:
         self.timeline, self.size = timeline, style.size
@@ -188,12 +187,12 @@ class MemoryStrips:
         some = np.linspace(0, count - 1, min(count, strips)).round().astype(int).tolist()
         self.ranks = sorted({*some[:-1], int(np.argmax(peaks)), count - 1}) if count > strips else list(range(count))
         most, limit = max(peaks), max(self.capacity or (0,))
-        self.top = 1.08 * (most if limit > 3 * most else max(most, limit)) or 1.0  # a capacity far above is said, not drawn
+        self.top = 1.08 * (most if limit > 3 * most else max(most, limit)) or 1.0  # a far larger capacity is not drawn
         self._strip = 2.6 * self.size
         self.height = LINE * self.size + len(self.ranks) * self._strip  # of all strips with their heading
 
     def marks(self, axis: Axis, y: float, peaks: bool) -> Iterator[Mark]:
-        """Everything, from `y` down; peaks stand at the right where `peaks`, else within the strips."""
+        """All marks, from height `y` down. peaks: print peaks at the right, otherwise within the strips."""
         limits = sorted(set(self.capacity or ()))
         room = format_bytes(limits[0]) if len(limits) == 1 else f"{format_bytes(limits[0])} or more" if limits else ""
         drawn = f", dashed: capacity {room}" if limits and limits[-1] <= self.top else f", capacity {room}" if limits else ""
@@ -215,12 +214,12 @@ class MemoryStrips:
             y += self._strip
 
     def _curve(self, rank: int, axis: Axis, y: float, floor: float) -> Iterator[Mark]:
-        """The area under the curve, in steps; within a step of RESOLUTION the most counts."""
+        """The curve of one rank's memory and the area below it, in steps of RESOLUTION."""
         yield Box(axis.left, y, axis.right - axis.left, floor - y, TRACK)
         times, held = self.timeline.memory(rank)
         count = int(np.ceil((axis.right - axis.left) / RESOLUTION))
         edges = self.begin + axis.first + np.arange(count + 1) * RESOLUTION / axis.scale
-        first = np.searchsorted(times, edges[:-1], side="right") - 1  # what holds as a step begins
+        first = np.searchsorted(times, edges[:-1], side="right") - 1  # the value at the begin of each step
         last = np.maximum(np.searchsorted(times, edges[1:], side="left"), first + 1)
         most = np.maximum.reduceat(np.append(held, 0), np.stack([np.maximum(first, 0), last], axis=1).ravel())[::2]
         heights = floor - most / self.top * (floor - y)

@@ -1,4 +1,4 @@
-"""A schedule as a Gantt chart, or two and more above each other on one axis of time."""
+"""One schedule as a Gantt chart, or several below each other on one time axis."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def schedule_as_svg(
 
 
 def schedule_drawing(schedule: Schedule, trace: Trace | None = None, style: Style = USUAL) -> Drawing:
-    """The chart; with a `trace` its median step under the prediction, on one axis.
+    """The chart; with a `trace` its median step below the prediction, on the same time axis.
 
-    Raises BadInput for a trace of another schedule and a style that cannot be, Deadlock for a schedule that has no times.
+    Raises BadInput for a trace of another schedule and for an impossible style, Deadlock for a schedule that deadlocks.
     """
     runs = [("", schedule.timeline())]
     if trace is not None:
@@ -56,20 +56,20 @@ def schedule_drawing(schedule: Schedule, trace: Trace | None = None, style: Styl
 
 
 def comparison_drawing(named: Sequence[tuple[str, Schedule]], style: Style = USUAL) -> Drawing:
-    """Schedules with their names above each other on one axis, the first one is what the others are held against. What each
-    takes less or more is marked. Raises BadInput for none, and as `schedule_drawing`."""
+    """Schedules with their names, below each other on one time axis. The difference in time of each to the first one is
+    marked. Raises BadInput for an empty list, and as `schedule_drawing`."""
     if not named:
         raise BadInput("comparison: no schedule is there to draw")
     base = named[0][1].timeline()
-    runs = [(_told(name, one, None if i == 0 else named[0]), one.timeline()) for i, (name, one) in enumerate(named)]
-    titles = [text for text, _ in runs]
+    bases = [None, *[named[0]] * (len(named) - 1)]
+    runs = [(_caption(*row, base), row[1].timeline()) for row, base in zip(named, bases, strict=True)]
     objective = named[0][1].problem.objective
     title = f"{len(named)} schedules on one axis of time ({objective}): {headline(named[0][1], of_all=True)}"
-    return _Chart(runs, style, base).drawing(title, [], " ".join(titles))
+    return _Chart(runs, style, base).drawing(title, [], " ".join(caption for caption, _ in runs))
 
 
-def _told(name: str, schedule: Schedule, base: tuple[str, Schedule] | None) -> str:
-    """A schedule in one line: what it takes, against the first one, what is proven, what it holds."""
+def _caption(name: str, schedule: Schedule, base: tuple[str, Schedule] | None) -> str:
+    """A schedule in one line: step time, difference to `base`, bubble, peak memory, what is proven."""
     timeline, certificate = schedule.timeline(), schedule.certificate
     parts = [f"{printable(name)}: {short_time(timeline.value)} a step", f"bubble {timeline.bubble_rate:.1%}"]
     if base is not None and (usual := base[1].timeline().value):
@@ -84,7 +84,7 @@ def _told(name: str, schedule: Schedule, base: tuple[str, Schedule] | None) -> s
 
 
 class _Chart:
-    """Timelines with captions above each other. base: of a comparison, the timeline whose end is marked in the others."""
+    """Timelines with captions, below each other. base: in a comparison, the timeline whose end is marked in the others."""
 
     def __init__(self, runs: Sequence[tuple[str, Timeline]], style: Style, base: Timeline | None = None) -> None:
         self.style, self.size, self.base = style, style.size, base
@@ -108,7 +108,7 @@ class _Chart:
         self.rows = list(zip(captions, gantts, strips, strict=True))
 
     def drawing(self, headline: str, sentences: Sequence[str], description: str = "") -> Drawing:
-        """The picture with its headline above and what is said of it below."""
+        """The picture with the headline above and the sentences below."""
         size, left = self.size, self.axis.left
         title = headline if self.style.title is None else self.style.title
         heading = wrapped(printable(title), 1.25 * size, self.width, bold=True)
@@ -128,7 +128,7 @@ class _Chart:
         return Drawing(self.style.width, height, printable(title) or headline, words, tuple(marks), self.style.unit)
 
     def _body(self, y: float, tall: float) -> tuple[list[Mark], float]:
-        """Every timeline with its caption, on lines of the axis; and where the axis' texts begin."""
+        """The marks of all timelines with their captions, and the height at which the axis' labels begin."""
         marks, spans = list[Mark](), list[tuple[float, float]]()
         for caption, gantt, strips in self.rows:
             marks += paragraph(caption, self.axis.left, y, Words(0, 0, "", 1.05 * self.size, bold=True))
@@ -142,8 +142,8 @@ class _Chart:
         return [*self.axis.marks(spans[0][0], y, self.size), *marks, *self._ends(spans)], y
 
     def _ends(self, spans: Sequence[tuple[float, float]]) -> list[Mark]:
-        """Of a comparison: a line down from the end of the first timeline, and from there to the end of each other one what
-        that takes less or more, where it fits."""
+        """In a comparison: a vertical line at the end of the first timeline, and from it to the end of each other timeline
+        the difference in time, if there is room for the text."""
         if self.base is None:
             return []
         usual, marks = _length(self.base), list[Mark]()
