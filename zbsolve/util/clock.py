@@ -23,7 +23,7 @@ class TimeUp(Exception):
 
 class Clock:
     """A time limit; `total`, `left` and `used` are in seconds. With `effort` real time does not count: work is counted by
-    `spend`, and a unit is about a second of one core of a current machine. Raises BadInput for a limit that is not positive."""
+    `spend`, and a unit is about a second of one core of a current machine. Raises BadInput for limits not above 0."""
 
     def __init__(self, seconds: float, effort: float | None = None) -> None:
         for name, value in (("seconds", seconds), ("effort", effort)):
