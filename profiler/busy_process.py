@@ -28,7 +28,7 @@ WARM_ROUNDS, LEAST_TURNS, ALONE_SECONDS = 6, 9, 0.5  # before anything counts; o
 
 
 def exchange(rank: int, stop: Event, took: list[float]) -> None:
-    """Messages out and back, one after the other, until somebody says stop; µs of each."""
+    """Exchange messages, one after the other, until `stop` is set. took: gets the µs of each."""
     out, back = (torch.zeros(MESSAGE_BYTES // 4) for _ in range(2))
     while not stop.is_set():
         begin = time.monotonic()
@@ -40,7 +40,7 @@ def exchange(rank: int, stop: Event, took: list[float]) -> None:
 
 @contextmanager
 def messages(took: list[float]) -> Iterator[None]:
-    """Inside, messages go to and fro."""
+    """A context in which messages are exchanged all the time."""
     stop = Event()
     thread = Thread(target=exchange, args=(0, stop, took))
     thread.start()
@@ -52,8 +52,8 @@ def messages(took: list[float]) -> Iterator[None]:
 
 
 def beside_messages(turns: Iterator[list[Sample]], seconds: float) -> dict[str, dict[str, list[float]]]:
-    """Rounds of passes with messages and without, in turn: "alone" and "beside" → "<layer>/<kind>" → µs; and of "messages"
-    without passes and with them."""
+    """Samples of passes without ("alone") and with messages ("beside"), in alternating rounds: → "<layer>/<kind>" → µs; and
+    of "messages" without passes and with them."""
     samples: dict[str, dict[str, list[float]]] = {"alone": {"messages": []}, "beside": {"messages": []}}
     for _ in range(WARM_ROUNDS):
         next(turns)
@@ -70,7 +70,7 @@ def beside_messages(turns: Iterator[list[Sample]], seconds: float) -> dict[str, 
 
 
 def main(spec: str, seed: str, layers: str, *pair: str) -> None:
-    """One such process."""
+    """The main function of a busy process."""
     end_with_parent()
     keep_freed_memory()
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""How long collectives take between ranks, from when the last rank has begun to when the last one is done.
+"""Times of collectives between ranks, from the moment when the last rank has started until the last one is done.
 
-Two sets of calls: those of a sharded vocabulary, as the executor makes them, between all ranks of a pipeline (hidden states
-go from the last rank to all, input gradients are summed there, and every shard tells the others what it found); and each
-kind by size of the group and bytes, where torchrun started ranks, for the links of a `zbsolve.planner.Cluster`.
+There are two sets of calls. Those of a sharded vocabulary are between all ranks of a pipeline, as in the executor: hidden
+states go from the last rank to all, input gradients are summed there, and shards exchange their statistics. And under
+torchrun each kind of collective is timed by group size and bytes, for the links of a `zbsolve.planner.Cluster`.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Ranks:
-    """Those that measure together. group: theirs; None: the default one. lead: ns of this rank's clock before the first
-    one's. device: this rank's."""
+    """The ranks that measure together. group: their process group; None: the default one. lead: ns by which this rank's
+    clock is ahead of the first rank's. device: of this rank."""
 
     group: Any
     lead: int
     device: torch.device
 
     def meet(self) -> None:
-        """All of them come here: it takes a message over the CPU."""
+        """A barrier between the ranks, by a message between CPUs."""
         dist.all_reduce(torch.zeros(1), group=self.group)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One kind of collective between the first `ranks` ranks of a group, which are on so many nodes. samples: bytes of the
-    whole tensor (each rank's input, or output where that is larger) → µs."""
+    """One kind of collective between the first `ranks` ranks of a group, on `nodes` nodes. samples: bytes of the whole
+    tensor (each rank's input or output, the larger one) → µs."""
 
     kind: str
     ranks: int
@@ -66,13 +66,13 @@ class Curve:
         return {f"{self.kind}/{self.ranks}/{size}": row for size, row in self.samples.items()}
 
     def facts(self, line: Link) -> dict[str, object]:
-        """What a profile says of it. line: through the samples' medians."""
+        """The curve's facts for a profile. line: fitted to the samples' medians."""
         return asdict(CollectiveRow(self.kind, self.ranks, self.nodes, line.latency, line.bytes_per_us))
 
 
 def measured_collectives(ranks: Ranks, sizes: Sizes | None) -> dict[str, list[float]]:
-    """Kind → samples, µs, of a sharded vocabulary's. Every one of the ranks calls this and gets them. sizes: the first
-    rank's count; None: there is nothing to measure, and nothing comes back."""
+    """Kind → samples, µs, of a sharded vocabulary's collectives. All ranks call this and get the result. sizes: those of the
+    first rank are used; None: nothing is measured, and the result is empty."""
     group, agreed = ranks.group, torch.tensor(sizes or (0, 0))
     dist.broadcast(agreed, 0 if group is None else dist.get_global_rank(group, 0), group=group)
     hidden, statistics = agreed.tolist()
@@ -82,8 +82,8 @@ def measured_collectives(ranks: Ranks, sizes: Sizes | None) -> dict[str, list[fl
 
 
 def measured_curves(ranks: Ranks) -> list[Curve]:
-    """Every kind between the first 2, 4, 8 … of the ranks and between all. Every one calls this; those of a smaller group
-    get its curves."""
+    """Curves of every kind between the first 2, 4, 8 … ranks and between all ranks. All ranks call this; a rank gets the
+    curves of its groups."""
     size = dist.get_world_size(ranks.group)
     numbers = list(range(size)) if ranks.group is None else dist.get_process_group_ranks(ranks.group)
     machine = torch.tensor([zlib.crc32(platform.node().encode())])
@@ -151,7 +151,7 @@ def _stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:
 
 
 def _device_stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:
-    """The same by the device's time, from 0 on: it begins behind a collective of one number, so on all ranks at once."""
+    """The same by the device's clock, from 0 on. It starts after a collective of one number, thus on all ranks at once."""
     timer, tensor = PassTimer(ranks.device), torch.zeros(1, device=ranks.device)
     for _ in range(times):
         dist.all_reduce(tensor, group=ranks.group)

@@ -24,9 +24,10 @@ WIDTH = 4096  # of the matrices that are multiplied meanwhile: a few products ou
 
 
 def measure_copies() -> dict[str, list[float]]:
-    """Samples in µs by name. `h2d/<bytes>`, `d2h/<bytes>`: copies from and to pinned memory. With ` beside` behind: copies
-    while the device multiplies matrices on another stream. With ` both`: while as much is copied the other way on another
-    stream, where copies outlast their launch. `product`, `product beside h2d`, `product beside d2h`: those products."""
+    """Samples in µs by name. `h2d/<bytes>`, `d2h/<bytes>`: copies from and to pinned memory. With the suffix ` beside`:
+    while the device multiplies matrices on another stream. With ` both`: while as many bytes are copied in the other
+    direction, for copies that take longer than their launch. `product`, `product beside h2d`, `product beside d2h`:
+    products."""
     matrix = torch.ones(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16)
     samples: dict[str, list[float]] = {
         "product": [_timed(lambda: matrix.mm(matrix)) for _ in range(WARMUPS + REPEATS)][WARMUPS:]
@@ -61,7 +62,7 @@ def host_link(copies: Mapping[str, Sequence[float]], memory: int | None, ranks: 
 
 
 def slowed_by_copies(copies: Mapping[str, Sequence[float]]) -> tuple[Slowdown, ...]:
-    """How computing and copies slow each other, by samples (see `measure_copies`): products of matrices stand for passes."""
+    """How computing and copies slow each other, from samples of `measure_copies`; matrix products represent passes."""
     size, slowed = max((int(key[4:]) for key in copies if key.startswith("d2h/") and key[4:].isdecimal()), default=0), []
     for kind, way in (("O", "d2h"), ("R", "h2d")) if size else ():
         slow = _factor([copies["product"]], [copies[f"product beside {way}"]])
@@ -82,7 +83,7 @@ def slowed_by_messages(beside: Mapping[str, Mapping[str, Sequence[float]]]) -> t
 
 
 def _factor(alone: Sequence[Sequence[float]], loaded: Sequence[Sequence[float]]) -> float:
-    """How many times as long rows of samples take together; 1 where that may be chance."""
+    """The factor by which samples are longer under load, over several rows; 1 if the difference may be chance."""
     own, slow = (sum(map(median, rows)) for rows in (alone, loaded))
     unsure = [sum(median_error(row) * median(row) for row in rows) for rows in (alone, loaded)]  # µs
     factor = slow / own if own else 1.0
@@ -109,7 +110,7 @@ def _timed(run: Callable[[], Any]) -> float:
 
 
 def _overlapped(copy: Callable[[], Any], other: Callable[[], Any]) -> tuple[float, float]:
-    """µs of each, when both run on two streams at once."""
+    """µs of each, if both run at the same time on two streams."""
     torch.cuda.synchronize()
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     events = [timed_event() for _ in range(4)]

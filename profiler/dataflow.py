@@ -1,5 +1,5 @@
-"""What goes from layer to layer, found without computing: structure, shapes, types, and which tensors get a gradient;
-and which layers are equal, so that one of them speaks for all."""
+"""The values between layers, found without computing: structure, shapes, types, and which tensors need a gradient. And which
+layers are equal, so that only some of them need to be measured."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ NOT_SETTINGS = ("layer_idx", "layer_id", "forward")
 
 
 def fingerprint(layer: nn.Module) -> Hashable:
-    """Equal for layers of the same classes, shapes, types and settings, whatever numbers their tensors hold. What is neither
-    plain data nor a tensor counts by identity. So equal layers may have unequal fingerprints, and never the other way
-    round."""
+    """A value that is equal for layers with the same classes, shapes, types and settings; numbers in tensors do not count.
+    Attributes that are neither plain data nor tensors count by identity. So equal layers may have different fingerprints,
+    but never the reverse."""
     return Keys(NOT_SETTINGS, _identity).of(layer)
 
 
@@ -54,7 +54,7 @@ def _identity(value: Any) -> Hashable:
 
 
 class _Itself:
-    """Equal to itself alone. It holds the object, because the address of one that is gone could be another's."""
+    """Compares by identity. It keeps the object alive, because another object could get the address of a deleted one."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -69,11 +69,12 @@ class _Itself:
 def chosen(
     prints: Sequence[Hashable], inputs: Sequence[Hashable], output: Hashable, copies: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which layers to measure, and for every layer the first one that is equal.
+    """(layers to measure, for every layer the first one that is equal).
 
-    prints: a fingerprint each. inputs: what goes into each (shape, type); output: what leaves the last. At most `copies` of
-    each kind are taken. The first layer (it makes no input gradient) and the last (it has the loss) equal no other. The
-    layers taken must follow each other: where the output of one would not be the input of the next, all layers are taken.
+    prints: a fingerprint for each layer. inputs: of each layer (shape, type). output: of the last. copies: the most layers
+    of each kind to measure. The first layer (no input gradient) and the last (it has the loss) are equal to no other.
+    Measured layers run one after the other: if the output of one does not fit the input of the next, all layers are
+    measured.
     """
     first: dict[Hashable, int] = {}
     count: dict[int, int] = {}
@@ -93,11 +94,11 @@ def chosen(
 
 @dataclass(frozen=True)
 class Flow:
-    """What flows through a model. inputs: what goes into each layer, as a message is. output: what leaves the last one.
-    prints: a fingerprint of each layer. parameter_bytes: of each layer, trained or not. tied: bytes of each parameter that
-    several layers hold, and the numbers of those layers. untrained: how many layers in front train nothing, so that no
-    gradient is needed there. gives, takes: the side inputs of each layer; of those that it takes, by name, how they look.
-    begins: whether each begins a row.
+    """The values between a model's layers. inputs: the format of each layer's input, as a message. output: of the last
+    layer. prints: a fingerprint of each layer. parameter_bytes: of each layer, trained or not. tied: (bytes, numbers of
+    layers) of each parameter that several layers share. untrained: the number of first layers without trained parameters,
+    which need no gradient. gives, takes: side inputs of each layer; takes: name → format. begins: for each layer, whether
+    its input is the batch (see `models.sides`).
     """
 
     inputs: tuple[Format, ...]
@@ -116,7 +117,7 @@ class Flow:
         return any((*self.gives, *self.takes))
 
     def example(self, i: int, make: Callable[..., Tensor], device: torch.device | None = None) -> Any:
-        """What layer i gets (see `example`)."""
+        """An example of layer i's input (see `example`)."""
         row = example(self.inputs[i], make, device)
         sides = {name: example(form, make, device) for name, form in self.takes[i].items()}
         return Carried(row, sides) if sides else row
@@ -131,8 +132,9 @@ class Flow:
 
 
 def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
-    """What a profile says of its microbatch, for plans of others: sequences, the first dimension of the first input, and the
-    tokens of each, the second one where the input is of whole numbers; devices that share each layer."""
+    """Facts of a profile about its microbatch, for plans with other sizes: sequences (the first dimension of the first
+    input), tokens of each (the second one, if the input is of whole numbers), and the number of devices that share each
+    layer."""
     tensors = through.inputs[0].tensors
     shape = tuple(tensors[0].shape) if tensors else ()
     tokens = shape[1] if len(shape) == 2 and not tensors[0].dtype.is_floating_point else 0
@@ -141,12 +143,12 @@ def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
 
 
 def fake_mode() -> FakeTensorMode:
-    """Under it, tensors have shapes and types but no numbers: a model of any size, on any machine."""
+    """A mode in which tensors have shapes and types but no data, for models of any size on any machine."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
-    """The model called `spec`, to be built under `mode`. A user's own function runs under it too, so that its layers take no
+    """The model called `spec`, to be built in `mode`. A user's own function is called in it too, so that its layers take no
     memory. Raises BadInput."""
     if ":" in spec and not spec.startswith("hf:"):
         with mode:
@@ -155,10 +157,10 @@ def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
 
 
 def flow(model: Model, real: bool = True) -> Flow:
-    """What flows through `model`, in fake tensors; with real ones where that fails and `real` allows them. Some layers read
-    numbers (Python branches on data), and some kernels do what torch's rules for fake tensors do not know.
+    """The values between the layers of `model`, from fake tensors; if that fails and `real` is true, from real ones. Some
+    layers read data (Python branches on values), and fake tensors do not support some kernels.
 
-    Raises BadInput naming the layer where its forward or backward fails, its output does not fit the next one, no gradient
+    Raises BadInput naming the layer if its forward or backward fails, its output does not fit the next layer, no gradient
     comes back, or nothing is trained; without `real` also one of FAKE_REFUSALS.
     """
     try:
@@ -173,8 +175,8 @@ def flow(model: Model, real: bool = True) -> Flow:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """For fake tensors: what torch.compile compiled runs as it was written, since kernels would read memory that is not
-    there. And torch's own traceback of what fails stays out of the log: the error that is raised says it in a line."""
+    """A context for fake tensors. Compiled code runs in eager mode, since kernels would read memory that does not exist.
+    torch's log of failures is off: the error that is raised says the same in one line."""
     logger = fake_log()
     before = logger.disabled
     logger.disabled = True
@@ -186,7 +188,8 @@ def quiet() -> Iterator[None]:
 
 
 def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
-    """Layer by layer, so that real tensors need no more memory than the largest layer; of equal fake ones one runs."""
+    """Runs layer by layer, so that real tensors need memory for one layer only; of equal layers with fake tensors, one
+    runs."""
     x, target = batch_of(model, mode)
     x, inputs, known = constant(x), list[Format](), dict[Hashable, Any]()
     prints, sizes, tied, untrained, count = [], [], [], 0, len(model.layers)
@@ -227,7 +230,7 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
 
 
 def _check_sides(model: Model) -> None:
-    """Raise BadInput where layers give and take side inputs that do not fit each other."""
+    """Raise BadInput if the side inputs that layers give and take do not match."""
     with prefixed(f"model '{model.name}'"):
         side_values([names_of(model.build([i])[0], i) for i in range(len(model.layers))])
 
@@ -248,8 +251,8 @@ def batch_of(model: Model, mode: FakeTensorMode | None = None, device: torch.dev
 
 
 def example(form: Format, make: Callable[..., Tensor], device: torch.device | None = None) -> Any:
-    """A value of this format. make(shape, device=…): the numbers of a tensor of a floating-point type; whole numbers and
-    booleans are 0, which is in any table."""
+    """A value of this format. make(shape, device=…): makes floating-point tensors; whole numbers and booleans are 0, which
+    is a valid index of any table."""
 
     def made(leaf: TensorFormat) -> Tensor:
         if not leaf.dtype.is_floating_point:
@@ -265,7 +268,7 @@ def place(model: Model, i: int) -> str:
 
 
 class Saving:
-    """What graphs of operations save, as long as they live: what a forward drops does not count."""
+    """The tensors that autograd graphs save, while these graphs are alive; those that a forward drops do not count."""
 
     def __init__(self) -> None:
         self._all = WeakSet[partial[Tensor]]()
@@ -285,8 +288,8 @@ class Saving:
 
 
 def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[str, int]]:
-    """The layer's output, without a graph; and of each side input that it gives the bytes that are kept whoever takes it.
-    Where gradients are needed in front of the layer, they must come back through it."""
+    """(the layer's output without a graph, name → bytes that it keeps of each side input that it gives). If layers before it
+    need gradients, these must come back through it."""
     head = f"model '{model.name}': {place(model, i)}"
     came = f"the {words(x)} that layer {i - 1} gives" if i else f"the sample, {words(x)}"
     entering = trained(x)
@@ -314,7 +317,7 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Turn what fails inside into BadInput, in one line that begins with `what`; FAKE_REFUSALS stay what they are."""
+    """A context that turns exceptions into BadInput, in one line that begins with `what`; FAKE_REFUSALS are not changed."""
     try:
         yield
     except (BadInput, *FAKE_REFUSALS):
@@ -335,7 +338,7 @@ def _check_loss(model: Model, x: Any, target: Any) -> None:
 
 
 def words(value: Any) -> str:
-    """`float32 (4, 8)`, or what else a value is, for messages."""
+    """`float32 (4, 8)`, or another short description of a value, for messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, dict):

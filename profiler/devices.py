@@ -17,10 +17,10 @@ from .timing import Clock
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device's peaks. half, single: TFLOP/s of matrix products in 16 bits (bfloat16, float16) and in float32 (without
-    TF32, torch's default). bandwidth: of memory, GB/s. memory: GB, taken as 10⁹ bytes; the devices show some 6 % more (an
-    H200 139 GiB), which the driver, the allocator's gaps and NCCL take. link: GB/s to a neighbour in one direction; network:
-    to another node; host: to host memory. node: devices a node, and GB of its host memory (None: as its maker says).
-    source: where the numbers are printed."""
+    TF32, torch's default). bandwidth: of memory, GB/s. memory: GB of 10⁹ bytes; devices report some 6 % more (an H200
+    139 GiB), which is left for the driver, the allocator's gaps and NCCL. link: GB/s to a neighbour in one direction;
+    network: to another node; host: to host memory. node: devices of a node, and GB of its host memory (None: the maker's
+    value). source: where the numbers are published."""
 
     name: str
     half: float
@@ -92,7 +92,7 @@ LATENCY_US = 10.0
 
 
 def matrix_share(on: Device) -> float:
-    """What large products reach of the device's peak."""
+    """The share of the device's peak that large matrix products reach."""
     return MATRIX_SHARES.get(on.name, MATRIX_SHARE)
 
 
@@ -125,13 +125,13 @@ def host_link(on: Device) -> HostLink:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Bytes of a GPU's second-level cache; 0 on a CPU, whose passes are timed as a process there finds its caches."""
+    """Bytes of a GPU's L2 cache. 0 on a CPU: passes there are timed with the caches as they are."""
     return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else 0
 
 
 def clock_of(device: torch.device) -> Clock:
-    """Reads the clock of a GPU's multiprocessors, MHz, as found: nothing here sets it. It says None on a CPU, and where
-    NVIDIA's management library is missing (nvidia-ml-py, in zbsolve[cuda])."""
+    """A function that reads the current clock of a GPU's multiprocessors, MHz. It returns None on a CPU, and if NVIDIA's
+    management library (nvidia-ml-py, in zbsolve[cuda]) is missing."""
 
     def read() -> int | None:
         try:
