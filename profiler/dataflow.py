@@ -188,8 +188,7 @@ def quiet() -> Iterator[None]:
 
 
 def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
-    """Runs layer by layer, so that real tensors need memory for one layer only; of equal layers with fake tensors, one
-    runs."""
+    """Runs layer by layer, so that real tensors need memory for one layer only; with fake ones, one of equal layers runs."""
     x, target = batch_of(model, mode)
     x, inputs, known = constant(x), list[Format](), dict[Hashable, Any]()
     prints, sizes, tied, untrained, count = [], [], [], 0, len(model.layers)

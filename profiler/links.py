@@ -1,9 +1,9 @@
-"""The links between neighbouring ranks, measured through the executor's own messages: by message size, in one direction and
-in both at once, and what computing loses meanwhile.
+"""Measures the links between neighbouring ranks with the executor's messages: by message size, in one direction and in both
+at once, and how much messages slow computing.
 
-They are measured over torchrun's ranks where it started this process, else between two processes of this machine
-(`python -m profiler.links FOLDER RANK DEVICE` is one of them), which take two GPUs, or share one. On GPUs all times are the
-device's: a size's messages are launched while the device is busy, so that none waits for the host.
+Under torchrun the links between its ranks are measured, otherwise between two processes of this machine (`python -m
+profiler.links FOLDER RANK DEVICE` is one of them), on two GPUs or on a shared one. On GPUs all times are the device's: all
+messages of a size are launched while the device is busy, so that none waits for the host.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ Times = dict[int, list[float]]  # message bytes → samples, µs
 
 
 class Lot(NamedTuple):
-    """What is measured. sizes: of messages, bytes. width, dtype: of the matrices that are multiplied meanwhile, some 100 µs
-    on a core or on a GPU; head: how many products outlast the launching of one size's messages."""
+    """What is measured. sizes: of messages, bytes. width, dtype: of the matrices that are multiplied beside messages, which
+    takes some 100 µs on a core or a GPU. head: the number of products that take longer than launching one size's
+    messages."""
 
     sizes: tuple[int, ...]
     warmups: int
@@ -70,10 +71,10 @@ LOTS = {
 
 @dataclass(frozen=True)
 class Pair:
-    """Samples of two neighbouring ranks, µs. one: message bytes → half of the time from before the send until an answer of
-    as many bytes is here. both: from before the send until the other rank's message, sent at the same time, is here, at both
-    ends. alone, busy: a fixed piece of work without messages, and while the largest ones go both ways. over: what messages
-    went over where that is no link of a cluster."""
+    """Samples of two neighbouring ranks, µs. one: message bytes → half of a round trip (a message, and an answer of the same
+    size). both: message bytes → time from the send until the other rank's message, sent at the same time, has arrived, on
+    both ranks. alone, busy: a fixed piece of work without messages, and with the largest messages in both directions. over:
+    the transport, if it is not one that a cluster would have."""
 
     ranks: tuple[int, int]
     one: Times
@@ -101,8 +102,8 @@ class Pair:
 
 
 class Survey(NamedTuple):
-    """What was measured between ranks. collectives: kind → samples, between all of `ranks` (see `measured_collectives`);
-    curves: of each kind by group and bytes, where torchrun started the ranks."""
+    """All measurements between ranks. collectives: kind → samples, between all of `ranks` (see `measured_collectives`).
+    curves: of each kind by group size and bytes, under torchrun only."""
 
     pairs: list[Pair]
     ranks: int
@@ -111,7 +112,8 @@ class Survey(NamedTuple):
 
 
 def slowest(pairs: list[Pair]) -> Pair:
-    """The pair where the largest message takes longest: problems know one link, and the slowest is safe."""
+    """The pair with the slowest largest message. A problem has one link for all ranks, and the slowest is the safe
+    choice."""
     return max(pairs, key=lambda pair: median(pair.one[max(pair.one)]))
 
 
@@ -128,13 +130,13 @@ def samples_of(pairs: list[Pair]) -> dict[str, list[float]]:
 
 
 def over_sockets(pairs: list[Pair]) -> list[str]:
-    """What a person should know of links that no cluster has."""
+    """Warnings about links that clusters do not have."""
     backends = sorted({pair.over for pair in pairs if pair.over})
     return [f"links were measured over {name}: give those of your cluster to solve and plan" for name in backends]
 
 
 class Ends(NamedTuple):
-    """Two processes of this machine that measure the link between them once they are told to."""
+    """Two processes of this machine that measure the link between them when they are told to."""
 
     folder: Path
     processes: list[subprocess.Popen[bytes]]
@@ -142,8 +144,8 @@ class Ends(NamedTuple):
 
 @contextmanager
 def ends(device: torch.device) -> Iterator[Ends]:
-    """The two ends of a link between devices of this kind, which are here while the block runs. They take some seconds to
-    start, beside whatever the block does."""
+    """A context with the two ends of a link between devices of this kind. They start in the background, which takes some
+    seconds."""
     sharers = 1
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # this process is on the GPU by itself, whoever shares it now
@@ -192,7 +194,7 @@ def measure_links(
 
 
 def with_others(group: Any) -> bool:
-    """Are there other ranks in the group (None: in the default one, if there is any) to measure links with?"""
+    """Does the group (None: the default one, if it exists) have other ranks, with which links can be measured?"""
     return dist.is_initialized() and (group is None or dist.get_world_size(group) > 1)
 
 
@@ -254,7 +256,7 @@ class _End:
         self.lot = LOTS[self.device.type]
 
     def measured(self) -> dict[str, Any]:
-        """What this end knows of a Pair, and on which device it is."""
+        """This end's measurements for a Pair, and its device."""
         alternate, both = (self.exchanged(at_once=way) for way in (False, True))
         alone, busy = self.worked()
         place = str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else ""
@@ -296,7 +298,7 @@ class _End:
         return alone[self.lot.warmups :], busy[self.lot.warmups :]
 
     def _drained(self, mailbox: Mailbox, timer: PassTimer) -> list[Sample]:
-        """What was timed, once everything has gone. Raises RunFailed where it never does."""
+        """The samples, after all messages have been sent. Raises RunFailed if that never happens."""
         mailbox.flush()
         if self.device.type == "cuda":
             try:
@@ -332,7 +334,7 @@ class _End:
 
 
 def _joined(ranks: tuple[int, int], sides: list[dict[str, Any]]) -> Pair:
-    """A pair from both ends, whose keys are strings where they came as JSON."""
+    """A pair from the measurements of both ends; their keys may be strings, from JSON."""
     low, high = sides
     both = {int(size): [*row, *high["both"][str(size)]] for size, row in low["both"].items()}
     trips = {int(size): row for size, row in low["one"].items()}
@@ -356,7 +358,7 @@ def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
 
 
 def main(folder: Path, rank: int, device: torch.device) -> None:
-    """One end of the link: it begins when the file GO is there."""
+    """The main function of one end of a link. It starts measuring when the file GO exists."""
     end_with_parent()
     local_network()
     torch.set_num_threads(1)

@@ -60,10 +60,10 @@ NO_VOCABULARY = MeasuredVocabulary(None, {}, "layers are spread over a mesh")
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was timed and counted. taken: the layers that were; equal: for each layer of the model, those taken that are
-    equal to it. state: how parameters are kept and updated. memory: of the layers taken. spread: the mesh that they were
-    spread over. splits: how layers are split, where that was decided one at a time. vocabulary: what a sharded one costs.
-    slices: what slices of a sequence take, where that was asked for."""
+    """All measurements of layers. taken: the layers that were measured. equal: for each layer of the model, the measured
+    ones that are equal to it. state: how parameters are kept and updated. memory: of the measured layers. spread: the mesh
+    that layers were spread over. splits: how the backward of each layer is split, if that was decided for each. vocabulary:
+    costs of a sharded one. slices: times of slices of a sequence, if asked for."""
 
     model: Model
     device: torch.device
@@ -122,16 +122,17 @@ def measure(
 ) -> Profile:
     """Profile the model called `spec` (see `zbsolve.models.load`) with the executor's own passes, on one thread.
 
-    seconds: how long to time passes. At least some rounds are run, which takes minutes where a layer takes seconds; it takes
-    less where the medians are known well before. busy_processes: processes that train the same model meanwhile, as other
-    ranks on this machine would: they share its caches and memory bandwidth. optimizer_states: as in the module of that name.
-    device: "cuda", "cpu", one of several GPUs ("cuda:1"), or "auto" (see `exec.choices`). split: how the backward is split
-    (see `Pipeline`). progress: called with what is being done. spread: the mesh that the model's `parallelize` spreads
-    layers over; its other ranks beside the first pipeline call `take_part`. slices: of sequences, which are timed too: a
-    number, or lengths. capture: passes count as CUDA graphs replay them, where they can be captured. traffic: how much
-    longer passes take beside messages to another process on a CPU, and computing beside copies to the host on a GPU; and
-    the other way round (`Profile.slowdowns`). Raises BadInput for the model and passes of it that fail, RunFailed where a
-    helper does not answer, OutOfMemory.
+    seconds: how long to time passes. It takes longer if a few rounds need more, and less if medians are known well earlier.
+    busy_processes: number of processes that train the same model at the same time, as other ranks on this machine would:
+        they share caches and memory bandwidth.
+    optimizer_states: see `operation_costs.state_of`. device: "cuda", "cpu", one of several GPUs ("cuda:1"), or "auto" (see
+        `exec.choices`). split: of the backward (see `Pipeline`). progress: called with a line about the current work.
+    spread: the mesh over which the model's `parallelize` spreads layers; other ranks of the first pipeline call `take_part`.
+    slices: also time slices of sequences: their number, or lengths. capture: time passes as replayed CUDA graphs.
+    traffic: measure how passes and messages to another process (on a CPU), or computing and copies to the host (on a GPU),
+        slow each other (`Profile.slowdowns`).
+
+    Raises BadInput for a model whose passes fail, RunFailed if a helper process does not answer, OutOfMemory.
     """
     if not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES:
         limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
@@ -194,7 +195,8 @@ def measure(
 def take_part(
     spec: str, spread: Spread, *, seed: int, seconds: float, optimizer_states: str | None, device: str = "cpu"
 ) -> None:
-    """Measure the layers of another coordinate of the mesh, in step with the rank that makes the profile (see `measure`)."""
+    """Measure the layers on another coordinate of the mesh, together with the rank that makes the profile (see
+    `measure`)."""
     target = _device(device)
     bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread)
     _measured(load(spec, seed), seed, bench, 0, optimizer_states, lambda text: None)
@@ -253,8 +255,8 @@ def _measured(
 
 
 def join(timeout: float, device: torch.device) -> bool:
-    """Does this process measure? A process does that torchrun did not start, and torchrun's rank 0. The other ranks wait
-    until rank 0 measures the links between their devices, up to `timeout` seconds, and take part in that."""
+    """Whether this process measures the model: without torchrun it does, and under torchrun rank 0. Other ranks wait, up to
+    `timeout` seconds, until rank 0 measures links, and take part in that."""
     place = torchrun_environment()
     if place is None:
         return True
@@ -285,7 +287,7 @@ def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[st
 
 
 def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Survey) -> dict[str, object]:
-    """What a profile says of its measurement."""
+    """Facts about the measurement, for the profile."""
     model, timed, layers, device = costs.model, costs.timed, costs.sliced.layers, costs.device
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in TIMED_KINDS}
     named, host = costs.named(timed.samples), costs.host_times()
@@ -322,7 +324,7 @@ def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Surve
 
 
 def _beside_messages(costs: _Measured, seed: int, seconds: float, progress: Progress) -> dict[str, dict[str, list[float]]]:
-    """What layers and messages take alone and beside each other, in two processes (see `busy_process`). Raises RunFailed."""
+    """Times of layers and messages, apart and at the same time, in two processes (see `busy_process`). Raises RunFailed."""
     progress("passes beside messages")
     words = costs.model.name, str(seed), ",".join(map(str, costs.taken))
     with temporary_folder("beside") as folder:
@@ -394,7 +396,7 @@ def warnings(
 
 
 def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, float], device: str) -> list[str]:
-    """On a GPU the host may take as long as the device; on a CPU much of a pass may compute nothing."""
+    """Warnings about the host: on a GPU it may be as slow as the device; on a CPU it may be a large part of a pass."""
     limit = HOST_SHARE[device]
     shares = [(host / max(median(samples[key]), 1e-9), key) for key, host in hosts.items() if key in samples and host]
     late = [row for row in shares if hosts[row[1]] >= limit * median(samples[row[1]])]

@@ -1,5 +1,5 @@
-"""What each layer keeps in memory from pass to pass. On a CPU and under fake tensors the lives of storages say it, on a GPU
-the allocator does."""
+"""The memory that each layer keeps between its passes. On a CPU, and with fake tensors, it follows from the lifetime of
+storages; on a GPU from the allocator."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SETTLE_SECONDS = 0.002  # for a thread to drop what its collective gave
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """Bytes of one layer for one microbatch. after_F: they live after F, its input among them. after_B: they wait for W.
-    after_W: they live then. transient: the most inside a pass beyond what lived before or after it. output: of its output,
-    as a message. kept: of each tensor of its output, what the layer itself needs later. unneeded: of each one of its input,
-    what it does not need itself (a stage keeps what gets a gradient of the input of its first layer all the same). frozen:
-    of its parameters, those that are not trained. buffers: those that a state dict has."""
+    """Bytes of one layer for one microbatch. after_F, after_B, after_W: kept after these passes; after_F includes the input.
+    transient: the most during a pass beyond the bytes before or after it. output: of its output, as a message. kept: for
+    each tensor of its output, bytes that the layer itself needs later. unneeded: for each tensor of its input, bytes that
+    the layer does not need (a stage keeps those of its first layer that need a gradient anyway). frozen: of parameters that
+    are not trained. buffers: of buffers in the state dict."""
 
     after_F: int
     after_B: int
@@ -79,7 +79,7 @@ class LayerMemory:
 
 
 class AllocatedBytes:
-    """The CUDA allocator's count, from when it was entered on. Gradients must be there before: nothing is ignored."""
+    """The CUDA allocator's count of bytes since it was entered. Gradients must exist before, since all bytes count."""
 
     def __enter__(self) -> AllocatedBytes:
         torch.cuda.synchronize()
@@ -118,7 +118,7 @@ def costs_of(rows: Sequence[LayerMemory]) -> list[dict[str, int]]:
 
 
 class Settled(LiveBytes):  # type: ignore[no-untyped-call]
-    """Waits before it counts: what a collective gave may live a moment longer, in the thread that ran it."""
+    """Waits before it counts: the thread of a collective may keep its result for a moment."""
 
     @property
     def now(self) -> int:

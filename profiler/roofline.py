@@ -1,7 +1,7 @@
-"""An estimated profile: a roofline over the operations that the executor's passes dispatch, for a named device.
+"""Estimated profiles: a roofline model over the operations of the executor's passes, for a named device.
 
-Nothing runs and nothing is allocated: layers of any size are looked at under fake tensors. The profile's `source` says
-"estimated: …", and so does every problem, schedule and picture made from it.
+Nothing is computed or allocated: layers of any size run with fake tensors. The profile's `source` begins "estimated: …",
+also in every problem, schedule and picture made from it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ SHARED = None, {"no_vocabulary": "tensor ranks share the vocabulary already"}
 
 @dataclass(frozen=True)
 class _Look:
-    """What fake tensors show of a model. taken: layers that were looked at; alike: for each layer the first of them that is
-    equal. work, memory: of the layers taken."""
+    """A model's operations and memory, from fake tensors. taken: the layers that were run. alike: for each layer, the first
+    of these that is equal. work, memory: of the layers in `taken`."""
 
     through: Flow
     taken: tuple[int, ...]
@@ -183,8 +183,8 @@ def sequence_fact(layers: Iterable[PassOps]) -> dict[str, int]:
 
 
 def time_us(ops: Sequence[Op], on: Device) -> float:
-    """µs of operations one after the other. Each takes as long as the slower of its arithmetic and its memory traffic, an
-    attention as long as both: its blocks are few, and the first and the last of them wait for memory."""
+    """µs of operations one after the other. Each takes the longer of its arithmetic and its memory traffic. Attention takes
+    the sum of both: it has few blocks, and the first and the last of them wait for memory."""
     return sum(_op_us(op, on) for op in ops)
 
 

@@ -37,9 +37,9 @@ from .dataflow import Flow
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """This rank among those of a mesh. group: the ranks along all dimensions beside pipeline and data, which run the same
-    rounds; None: this rank alone. measures: does this rank measure layers? Those of the first pipeline rank and the first
-    data coordinate do."""
+    """This rank's place in a mesh. group: the ranks along all dimensions other than pipeline and data, which run the same
+    rounds; None: only this rank. measures: this rank measures layers; those of the first pipeline rank and the first data
+    coordinate do."""
 
     mesh: PipelineMesh
     group: Any
