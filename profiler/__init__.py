@@ -1,4 +1,4 @@
-"""The profiler: measures a model's layers and the links between ranks, with the passes and messages of the executor."""
+"""The profiler measures a model's layers, and the links between ranks, using the executor that will run the schedule."""
 
 from typing import TYPE_CHECKING
 

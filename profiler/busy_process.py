@@ -1,6 +1,6 @@
 """Processes that keep a core or a link busy: `python -m profiler.busy_process MODEL SEED LAYERS` runs these layers until its
-input ends. Two with `FOLDER RANK SECONDS` behind exchange messages over gloo: rank 1 answers, rank 0 runs the layers with
-messages beside them and without, and prints what both took."""
+standard input ends. Two processes with further arguments `FOLDER RANK SECONDS` exchange messages over gloo: rank 1 answers,
+rank 0 runs the layers with and without concurrent messages, and prints both times."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from zbsolve.util.errors import is_out_of_memory, one_line
 from .dataflow import place
 from .stage_rounds import TURNS, PassTimer, Sample, batches, rounds, stages_of
 
-FAILURE_PREFIX = "failed: "  # what such a process says begins so where its model fails
+FAILURE_PREFIX = "failed: "  # begins the output of such a process if its model fails
 MESSAGE_BYTES = 1 << 22
-WARM_ROUNDS, LEAST_TURNS, ALONE_SECONDS = 6, 9, 0.5  # before anything counts; of each kind; of messages beside nothing
+WARM_ROUNDS, LEAST_TURNS, ALONE_SECONDS = 6, 9, 0.5  # before measuring; of each kind; for messages alone
 
 
 def exchange(rank: int, stop: Event, took: list[float]) -> None:
-    """Exchange messages, one after the other, until `stop` is set. took: gets the µs of each."""
+    """Send messages to and fro, one after the other, until `stop`; appends the µs of each round trip to `took`."""
     out, back = (torch.zeros(MESSAGE_BYTES // 4) for _ in range(2))
     while not stop.is_set():
         begin = time.monotonic()
@@ -40,7 +40,7 @@ def exchange(rank: int, stop: Event, took: list[float]) -> None:
 
 @contextmanager
 def messages(took: list[float]) -> Iterator[None]:
-    """A context in which messages are exchanged all the time."""
+    """Messages go to and fro inside the block."""
     stop = Event()
     thread = Thread(target=exchange, args=(0, stop, took))
     thread.start()
@@ -52,8 +52,8 @@ def messages(took: list[float]) -> Iterator[None]:
 
 
 def beside_messages(turns: Iterator[list[Sample]], seconds: float) -> dict[str, dict[str, list[float]]]:
-    """Samples of passes without ("alone") and with messages ("beside"), in alternating rounds: → "<layer>/<kind>" → µs; and
-    of "messages" without passes and with them."""
+    """Rounds of passes with and without concurrent messages, alternating: "alone" and "beside" → "<layer>/<kind>" → µs; and
+    the µs of "messages" without passes and with them."""
     samples: dict[str, dict[str, list[float]]] = {"alone": {"messages": []}, "beside": {"messages": []}}
     for _ in range(WARM_ROUNDS):
         next(turns)
@@ -70,7 +70,7 @@ def beside_messages(turns: Iterator[list[Sample]], seconds: float) -> dict[str, 
 
 
 def main(spec: str, seed: str, layers: str, *pair: str) -> None:
-    """The main function of a busy process."""
+    """The main function of one such process."""
     end_with_parent()
     keep_freed_memory()
     torch.set_num_threads(1)

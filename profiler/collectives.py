@@ -1,8 +1,8 @@
-"""Times of collectives between ranks, from the moment when the last rank has started until the last one is done.
+"""Durations of collectives between ranks, from when the last rank has entered to when the last one has finished.
 
-There are two sets of calls. Those of a sharded vocabulary are between all ranks of a pipeline, as in the executor: hidden
-states go from the last rank to all, input gradients are summed there, and shards exchange their statistics. And under
-torchrun each kind of collective is timed by group size and bytes, for the links of a `zbsolve.planner.Cluster`.
+Two sets of calls: those of a vocabulary-parallel output layer, as the executor makes them, between all ranks of a pipeline
+(broadcast of hidden states from the last rank, all-reduce of input gradients, all-reduce of softmax statistics); and each
+kind by group size and bytes, if torchrun started several ranks, for the links of a `zbsolve.planner.Cluster`.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from .stage_rounds import PassTimer
 
 REPEATS, WARMUPS = 10, 3
 KINDS = ("broadcast", "reduce", "statistics")
-BYTES = {  # of the whole tensor, divided by as many ranks as it takes
+BYTES = {  # of the whole tensor, which the ranks share
     "cpu": (1 << 12, 1 << 16, 1 << 19, 1 << 22),
     "cuda": (1 << 16, 1 << 20, 1 << 23, 1 << 26),
 }
 CURVE_REPEATS, CURVE_WARMUPS = 5, 2
-Sizes = tuple[int, int]  # bytes of hidden states, and of what one shard tells the others
+Sizes = tuple[int, int]  # bytes of hidden states, and of one shard's softmax statistics
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that measure together. group: their process group; None: the default one. lead: ns by which this rank's
-    clock is ahead of the first rank's. device: of this rank."""
+    """The ranks that measure together. group: their process group; None: the default one. lead: ns that this rank's clock
+    is ahead of the first rank's. device: this rank's."""
 
     group: Any
     lead: int
     device: torch.device
 
     def meet(self) -> None:
-        """A barrier between the ranks, by a message between CPUs."""
+        """A barrier among them, over the CPU."""
         dist.all_reduce(torch.zeros(1), group=self.group)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One kind of collective between the first `ranks` ranks of a group, on `nodes` nodes. samples: bytes of the whole
-    tensor (each rank's input or output, the larger one) → µs."""
+    """One kind of collective between the first `ranks` ranks of a group, which are on `nodes` nodes. samples: bytes of the
+    whole tensor (each rank's input, or output where that is larger) → µs."""
 
     kind: str
     ranks: int
@@ -66,13 +66,13 @@ class Curve:
         return {f"{self.kind}/{self.ranks}/{size}": row for size, row in self.samples.items()}
 
     def facts(self, line: Link) -> dict[str, object]:
-        """The curve's facts for a profile. line: fitted to the samples' medians."""
+        """The facts stored in a profile. line: fitted to the samples' medians."""
         return asdict(CollectiveRow(self.kind, self.ranks, self.nodes, line.latency, line.bytes_per_us))
 
 
 def measured_collectives(ranks: Ranks, sizes: Sizes | None) -> dict[str, list[float]]:
-    """Kind → samples, µs, of a sharded vocabulary's collectives. All ranks call this and get the result. sizes: those of the
-    first rank are used; None: nothing is measured, and the result is empty."""
+    """Kind → samples, µs, for a vocabulary-parallel layer. All ranks call this and get the result. sizes: the first rank's
+    value counts; None: nothing is measured, and the result is empty."""
     group, agreed = ranks.group, torch.tensor(sizes or (0, 0))
     dist.broadcast(agreed, 0 if group is None else dist.get_global_rank(group, 0), group=group)
     hidden, statistics = agreed.tolist()
@@ -82,8 +82,8 @@ def measured_collectives(ranks: Ranks, sizes: Sizes | None) -> dict[str, list[fl
 
 
 def measured_curves(ranks: Ranks) -> list[Curve]:
-    """Curves of every kind between the first 2, 4, 8 … ranks and between all ranks. All ranks call this; a rank gets the
-    curves of its groups."""
+    """Every kind between the first 2, 4, 8 … of the ranks and between all. All ranks call this; those in a smaller group get
+    its curves."""
     size = dist.get_world_size(ranks.group)
     numbers = list(range(size)) if ranks.group is None else dist.get_process_group_ranks(ranks.group)
     machine = torch.tensor([zlib.crc32(platform.node().encode())])
@@ -91,7 +91,7 @@ def measured_curves(ranks: Ranks) -> list[Curve]:
     curves, sizes = [], BYTES[ranks.device.type]
     for count in sorted({min(1 << i, size) for i in range(1, 1 + size.bit_length())} - {1}):
         some, among = ranks, dist.get_rank() in numbers[:count]
-        if among and count < size:  # they alone make their group
+        if among and count < size:  # only its members create the group
             some = replace(ranks, group=dist.new_group(numbers[:count], use_local_synchronization=True))
         if among:
             nodes = len(set(hosts[:count]))
@@ -103,7 +103,7 @@ def measured_curves(ranks: Ranks) -> list[Curve]:
 
 
 def _vocabulary_calls(ranks: Ranks, hidden: int, statistics: int) -> dict[str, Call]:
-    """The collectives, in place on tensors of so many bytes."""
+    """The collectives, in place on tensors of these numbers of bytes."""
     group, size = ranks.group, dist.get_world_size(ranks.group)
     root = size - 1 if group is None else dist.get_global_rank(group, size - 1)
     states, part = (torch.zeros(-(-bytes_ // 4), device=ranks.device) for bytes_ in (hidden, statistics))
@@ -116,7 +116,7 @@ def _vocabulary_calls(ranks: Ranks, hidden: int, statistics: int) -> dict[str, C
 
 
 def _calls(ranks: Ranks, bytes_: int) -> dict[str, Call]:
-    """Each kind, with float32 tensors of so many bytes in all, rounded up to one number a rank."""
+    """Each kind, on float32 tensors of `bytes_` bytes in total, rounded up to one number per rank."""
     group, size = ranks.group, dist.get_world_size(ranks.group)
     root = 0 if group is None else dist.get_global_rank(group, 0)
     part = torch.zeros(-(-bytes_ // 4 // size), device=ranks.device)
@@ -132,7 +132,7 @@ def _calls(ranks: Ranks, bytes_: int) -> dict[str, Call]:
 
 
 def _timed(calls: Mapping[str, Call], ranks: Ranks, turns: tuple[int, int]) -> dict[str, list[float]]:
-    """Samples of each call, µs, on all ranks. turns: those that warm up, and those that count."""
+    """Samples of each call, µs, on all ranks. turns: number of warm-up calls, and of measured ones."""
     stamps_of = _device_stamps if ranks.device.type == "cuda" else _stamps
     stamps = torch.tensor([stamps_of(call, ranks, sum(turns))[turns[0] :] for call in calls.values()])
     begin, end = np.moveaxis(all_of(ranks.group, stamps, "other ranks' times").numpy().max(axis=0), -1, 0)
@@ -140,7 +140,7 @@ def _timed(calls: Mapping[str, Call], ranks: Ranks, turns: tuple[int, int]) -> d
 
 
 def _stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:
-    """When each call began and was done here, ns of the first rank's clock."""
+    """When each call began and ended on this rank, ns of the first rank's clock."""
     stamps = []
     for _ in range(times):
         ranks.meet()
@@ -151,7 +151,7 @@ def _stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:
 
 
 def _device_stamps(call: Call, ranks: Ranks, times: int) -> list[tuple[int, int]]:
-    """The same by the device's clock, from 0 on. It starts after a collective of one number, thus on all ranks at once."""
+    """The same in device time, from 0: it starts after a collective of one number, so at the same time on all ranks."""
     timer, tensor = PassTimer(ranks.device), torch.zeros(1, device=ranks.device)
     for _ in range(times):
         dist.all_reduce(tensor, group=ranks.group)

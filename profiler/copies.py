@@ -1,5 +1,5 @@
-"""Copies between host and device: their bandwidth, alone, both ways at once and while the device computes, and what
-computing loses by them (this needs a GPU); and by what factors passes, copies and messages slow each other."""
+"""Copies between host and device: their bandwidth alone, in both directions at once and during computation, and how much
+they slow down computation (this needs a GPU); and the factors by which passes, copies and messages slow each other."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .timing import TIMED_KINDS
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 REPEATS, WARMUPS = 20, 3
-WIDTH = 4096  # of the matrices that are multiplied meanwhile: a few products outlast the largest copy
+WIDTH = 4096  # of the matrices multiplied at the same time: a few products outlast the largest copy
 
 
 def measure_copies() -> dict[str, list[float]]:
-    """Samples in µs by name. `h2d/<bytes>`, `d2h/<bytes>`: copies from and to pinned memory. With the suffix ` beside`:
-    while the device multiplies matrices on another stream. With ` both`: while as many bytes are copied in the other
-    direction, for copies that take longer than their launch. `product`, `product beside h2d`, `product beside d2h`:
+    """Samples in µs by name. `h2d/<bytes>`, `d2h/<bytes>`: copies from and to pinned memory. With suffix ` beside`: copies
+    while the device multiplies matrices on another stream. With suffix ` both`: with an equal copy in the other direction on
+    another stream, for copies that outlast their launch. `product`, `product beside h2d`, `product beside d2h`: the
     products."""
     matrix = torch.ones(WIDTH, WIDTH, device="cuda", dtype=torch.bfloat16)
     samples: dict[str, list[float]] = {
@@ -47,10 +47,10 @@ def measure_copies() -> dict[str, list[float]]:
 
 
 def host_link(copies: Mapping[str, Sequence[float]], memory: int | None, ranks: int | None) -> HostLink | None:
-    """The link to host memory that samples (see `measure_copies`) say; None where there are none.
+    """The link to host memory according to samples (see `measure_copies`); None without samples.
 
-    Latency and bandwidth alone: a line through the medians of all sizes, and of the two latencies the longer. Both ways at
-    once: the largest copies' bytes over their median time, and no more than alone. memory, ranks: of a node.
+    Latency and bandwidth alone: a line through the medians of all sizes, and the larger of the two latencies. Both
+    directions at once: the largest copies' bytes over their median time, at most as much as alone. memory, ranks: of a node.
     """
     sizes = sorted(int(key[4:]) for key in copies if key.startswith("d2h/") and key[4:].isdecimal())
     if not sizes:
@@ -62,7 +62,7 @@ def host_link(copies: Mapping[str, Sequence[float]], memory: int | None, ranks: 
 
 
 def slowed_by_copies(copies: Mapping[str, Sequence[float]]) -> tuple[Slowdown, ...]:
-    """How computing and copies slow each other, from samples of `measure_copies`; matrix products represent passes."""
+    """How computation and copies slow each other, from samples (see `measure_copies`); matrix products stand for passes."""
     size, slowed = max((int(key[4:]) for key in copies if key.startswith("d2h/") and key[4:].isdecimal()), default=0), []
     for kind, way in (("O", "d2h"), ("R", "h2d")) if size else ():
         slow = _factor([copies["product"]], [copies[f"product beside {way}"]])
@@ -72,7 +72,7 @@ def slowed_by_copies(copies: Mapping[str, Sequence[float]]) -> tuple[Slowdown, .
 
 
 def slowed_by_messages(beside: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[Slowdown, ...]:
-    """How passes and messages slow each other, by samples (see `busy_process.beside_messages`)."""
+    """How passes and messages slow each other, from samples (see `busy_process.beside_messages`)."""
     alone, loaded = beside["alone"], beside["beside"]
     own, slowed = _factor([alone["messages"]], [loaded["messages"]]), []
     for kind in TIMED_KINDS:
@@ -83,7 +83,7 @@ def slowed_by_messages(beside: Mapping[str, Mapping[str, Sequence[float]]]) -> t
 
 
 def _factor(alone: Sequence[Sequence[float]], loaded: Sequence[Sequence[float]]) -> float:
-    """The factor by which samples are longer under load, over several rows; 1 if the difference may be chance."""
+    """The ratio of the summed medians of loaded and alone; 1 if the difference may be chance."""
     own, slow = (sum(map(median, rows)) for rows in (alone, loaded))
     unsure = [sum(median_error(row) * median(row) for row in rows) for rows in (alone, loaded)]  # µs
     factor = slow / own if own else 1.0
@@ -91,7 +91,7 @@ def _factor(alone: Sequence[Sequence[float]], loaded: Sequence[Sequence[float]])
 
 
 def _copy(size: int, up: bool) -> Callable[[], Any]:
-    """A copy of so many bytes to the device or back, between buffers of its own."""
+    """A copy of this many bytes to the device or back, between its own buffers."""
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(size, dtype=torch.uint8, device="cuda")
     source, target = (host, device) if up else (device, host)
@@ -99,7 +99,7 @@ def _copy(size: int, up: bool) -> Callable[[], Any]:
 
 
 def _timed(run: Callable[[], Any]) -> float:
-    """µs between two events around it, with an idle device before."""
+    """µs between an event before and one after `run`, starting with an idle device."""
     torch.cuda.synchronize()
     begin, end = timed_event(), timed_event()
     begin.record()
@@ -110,7 +110,7 @@ def _timed(run: Callable[[], Any]) -> float:
 
 
 def _overlapped(copy: Callable[[], Any], other: Callable[[], Any]) -> tuple[float, float]:
-    """µs of each, if both run at the same time on two streams."""
+    """µs of each when both run at once on two streams."""
     torch.cuda.synchronize()
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     events = [timed_event() for _ in range(4)]

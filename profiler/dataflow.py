@@ -1,5 +1,5 @@
-"""The values between layers, found without computing: structure, shapes, types, and which tensors need a gradient. And which
-layers are equal, so that only some of them need to be measured."""
+"""What flows between layers, found without computing: structure, shapes, types, and which tensors need a gradient; and which
+layers are equal, so that it suffices to measure one of them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ NOT_SETTINGS = ("layer_idx", "layer_id", "forward")
 
 
 def fingerprint(layer: nn.Module) -> Hashable:
-    """A value that is equal for layers with the same classes, shapes, types and settings; numbers in tensors do not count.
-    Attributes that are neither plain data nor tensors count by identity. So equal layers may have different fingerprints,
-    but never the reverse."""
+    """Equal for layers of the same classes, shapes, types and settings, whatever values their tensors hold. Anything other
+    than plain data and tensors is compared by identity. So equal layers may have unequal fingerprints, but never the other
+    way round."""
     return Keys(NOT_SETTINGS, _identity).of(layer)
 
 
@@ -54,7 +54,7 @@ def _identity(value: Any) -> Hashable:
 
 
 class _Itself:
-    """Compares by identity. It keeps the object alive, because another object could get the address of a deleted one."""
+    """Equal only to itself. It keeps the object alive, since its id could otherwise be reused."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -69,12 +69,11 @@ class _Itself:
 def chosen(
     prints: Sequence[Hashable], inputs: Sequence[Hashable], output: Hashable, copies: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(layers to measure, for every layer the first one that is equal).
+    """Which layers to measure, and for every layer the first one that equals it.
 
-    prints: a fingerprint for each layer. inputs: of each layer (shape, type). output: of the last. copies: the most layers
-    of each kind to measure. The first layer (no input gradient) and the last (it has the loss) are equal to no other.
-    Measured layers run one after the other: if the output of one does not fit the input of the next, all layers are
-    measured.
+    prints: a fingerprint each. inputs: the input of each (shape, type); output: of the last. At most `copies` of each kind
+    are taken. The first layer (it has no input gradient) and the last (it has the loss) equal no other. The layers taken
+    must form a chain: where the output of one does not match the input of the next, all layers are taken.
     """
     first: dict[Hashable, int] = {}
     count: dict[int, int] = {}
@@ -94,11 +93,11 @@ def chosen(
 
 @dataclass(frozen=True)
 class Flow:
-    """The values between a model's layers. inputs: the format of each layer's input, as a message. output: of the last
-    layer. prints: a fingerprint of each layer. parameter_bytes: of each layer, trained or not. tied: (bytes, numbers of
-    layers) of each parameter that several layers share. untrained: the number of first layers without trained parameters,
-    which need no gradient. gives, takes: side inputs of each layer; takes: name → format. begins: for each layer, whether
-    its input is the batch (see `models.sides`).
+    """What flows through a model. inputs: each layer's input, as message formats. output: of the last layer. prints: a
+    fingerprint per layer. parameter_bytes: of each layer, trained or not. tied: bytes of each parameter that several layers
+    share, and the numbers of those layers. untrained: number of leading layers that train nothing, so that they need no
+    gradient. gives, takes: the side inputs of each layer; those that it takes map name → format. begins: whether each layer
+    starts from the batch.
     """
 
     inputs: tuple[Format, ...]
@@ -113,17 +112,17 @@ class Flow:
 
     @property
     def sides(self) -> bool:
-        """Whether there are side inputs, or several rows."""
+        """Whether there are side inputs, or layers that start from the batch."""
         return any((*self.gives, *self.takes))
 
     def example(self, i: int, make: Callable[..., Tensor], device: torch.device | None = None) -> Any:
-        """An example of layer i's input (see `example`)."""
+        """A value for layer i's input (see `example`)."""
         row = example(self.inputs[i], make, device)
         sides = {name: example(form, make, device) for name, form in self.takes[i].items()}
         return Carried(row, sides) if sides else row
 
     def with_sides(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
-        """The layers' costs with the side inputs that they give and take."""
+        """The layers' costs, extended by the side inputs that they give and take."""
         costs = []
         for layer, gives, takes, begins in zip(layers, self.gives, self.takes, self.begins, strict=True):
             names = tuple(name for name in takes if not begins or name != INPUTS)
@@ -132,9 +131,8 @@ class Flow:
 
 
 def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
-    """Facts of a profile about its microbatch, for plans with other sizes: sequences (the first dimension of the first
-    input), tokens of each (the second one, if the input is of whole numbers), and the number of devices that share each
-    layer."""
+    """A profile's facts on its microbatch, used for plans with other sizes: sequences (first dimension of the first input),
+    tokens per sequence (second dimension, if the input is integer), and devices that share each layer."""
     tensors = through.inputs[0].tensors
     shape = tuple(tensors[0].shape) if tensors else ()
     tokens = shape[1] if len(shape) == 2 and not tensors[0].dtype.is_floating_point else 0
@@ -143,13 +141,13 @@ def microbatch_facts(through: Flow, tensor_ranks: int) -> dict[str, Any]:
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode in which tensors have shapes and types but no data, for models of any size on any machine."""
+    """In this mode tensors have shapes and types but no values: for a model of any size, on any machine."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
-    """The model called `spec`, to be built in `mode`. A user's own function is called in it too, so that its layers take no
-    memory. Raises BadInput."""
+    """The model called `spec`, to be built under `mode`. A user's own function also runs under it, so that its layers take
+    no memory. Raises BadInput."""
     if ":" in spec and not spec.startswith("hf:"):
         with mode:
             return load(spec, seed)
@@ -157,10 +155,10 @@ def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
 
 
 def flow(model: Model, real: bool = True) -> Flow:
-    """The values between the layers of `model`, from fake tensors; if that fails and `real` is true, from real ones. Some
-    layers read data (Python branches on values), and fake tensors do not support some kernels.
+    """What flows through `model`, found with fake tensors; with real ones if that fails and `real` allows it. Some layers
+    read values (Python branches on data), and torch has no fake-tensor rule for some kernels.
 
-    Raises BadInput naming the layer if its forward or backward fails, its output does not fit the next layer, no gradient
+    Raises BadInput naming the layer where its forward or backward fails, its output does not fit the next one, no gradient
     comes back, or nothing is trained; without `real` also one of FAKE_REFUSALS.
     """
     try:
@@ -175,8 +173,8 @@ def flow(model: Model, real: bool = True) -> Flow:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A context for fake tensors. Compiled code runs in eager mode, since kernels would read memory that does not exist.
-    torch's log of failures is off: the error that is raised says the same in one line."""
+    """For fake tensors: torch.compile is disabled inside the block, since compiled kernels would read memory that does not
+    exist. And torch's own traceback of a failure is kept out of the log: the raised error says it in one line."""
     logger = fake_log()
     before = logger.disabled
     logger.disabled = True
@@ -188,7 +186,7 @@ def quiet() -> Iterator[None]:
 
 
 def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
-    """Runs layer by layer, so that real tensors need memory for one layer only; with fake ones, one of equal layers runs."""
+    """Layer by layer, so that real tensors need only the largest layer's memory; of equal fake layers one runs."""
     x, target = batch_of(model, mode)
     x, inputs, known = constant(x), list[Format](), dict[Hashable, Any]()
     prints, sizes, tied, untrained, count = [], [], [], 0, len(model.layers)
@@ -229,7 +227,7 @@ def _flow(model: Model, mode: FakeTensorMode | None) -> Flow:
 
 
 def _check_sides(model: Model) -> None:
-    """Raise BadInput if the side inputs that layers give and take do not match."""
+    """Raise BadInput where the side inputs that layers give and take do not match."""
     with prefixed(f"model '{model.name}'"):
         side_values([names_of(model.build([i])[0], i) for i in range(len(model.layers))])
 
@@ -241,17 +239,17 @@ def batch_of(model: Model, mode: FakeTensorMode | None = None, device: torch.dev
         if not isinstance(leaf, Tensor):
             return leaf
         with nullcontext() if mode is None else mode:
-            like = torch.empty(leaf.shape, dtype=leaf.dtype)  # the real one would be other memory to each operation
+            like = torch.empty(leaf.shape, dtype=leaf.dtype)  # operations would see a real one as different memory each time
             return like if isinstance(like, FakeTensor) else leaf.to(device)
 
-    with without_modes():  # somebody's own function may read numbers, as a DataLoader does
+    with without_modes():  # the user's own function may read values, as a DataLoader does
         x, target = model.batch(0, 0)
     return tree_map(there, x), tree_map(there, target)
 
 
 def example(form: Format, make: Callable[..., Tensor], device: torch.device | None = None) -> Any:
-    """A value of this format. make(shape, device=…): makes floating-point tensors; whole numbers and booleans are 0, which
-    is a valid index of any table."""
+    """A value of this format. make(shape, device=…): creates floating-point tensors; integers and booleans are 0, a valid
+    index into any table."""
 
     def made(leaf: TensorFormat) -> Tensor:
         if not leaf.dtype.is_floating_point:
@@ -267,13 +265,13 @@ def place(model: Model, i: int) -> str:
 
 
 class Saving:
-    """The tensors that autograd graphs save, while these graphs are alive; those that a forward drops do not count."""
+    """The storages saved by autograd graphs while these are alive; what a forward drops does not count."""
 
     def __init__(self) -> None:
         self._all = WeakSet[partial[Tensor]]()
 
     def watched(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """Inside, operations are watched."""
+        """A context in which saved tensors are tracked."""
 
         def pack(tensor: Tensor) -> partial[Tensor]:
             self._all.add(kept := partial(lambda value: value, tensor))
@@ -282,13 +280,13 @@ class Saving:
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept())
 
     def keys(self) -> set[int]:
-        """The storages that are kept now."""
+        """The storages that are saved now."""
         return {storage_key(local(kept())) for kept in self._all}
 
 
 def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[str, int]]:
-    """(the layer's output without a graph, name → bytes that it keeps of each side input that it gives). If layers before it
-    need gradients, these must come back through it."""
+    """The layer's output, detached; and for each side input that it gives the bytes that it saves in any case. If gradients
+    are needed before the layer, they must flow back through it."""
     head = f"model '{model.name}': {place(model, i)}"
     came = f"the {words(x)} that layer {i - 1} gives" if i else f"the sample, {words(x)}"
     entering = trained(x)
@@ -316,7 +314,7 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """A context that turns exceptions into BadInput, in one line that begins with `what`; FAKE_REFUSALS are not changed."""
+    """Turn errors inside into BadInput, in one line that begins with `what`; FAKE_REFUSALS pass unchanged."""
     try:
         yield
     except (BadInput, *FAKE_REFUSALS):
@@ -337,7 +335,7 @@ def _check_loss(model: Model, x: Any, target: Any) -> None:
 
 
 def words(value: Any) -> str:
-    """`float32 (4, 8)`, or another short description of a value, for messages."""
+    """`float32 (4, 8)`, or a description of any other value, for messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""Devices for estimates: peaks as their makers print them, dense (without sparsity), each with where it was read; and what
-the GPU here says of itself."""
+"""Devices for estimates: peaks as published by their makers, dense (without sparsity), each with its source; and what the
+local GPU reports about itself."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .timing import Clock
 @dataclass(frozen=True, slots=True)
 class Device:
     """A device's peaks. half, single: TFLOP/s of matrix products in 16 bits (bfloat16, float16) and in float32 (without
-    TF32, torch's default). bandwidth: of memory, GB/s. memory: GB of 10⁹ bytes; devices report some 6 % more (an H200
-    139 GiB), which is left for the driver, the allocator's gaps and NCCL. link: GB/s to a neighbour in one direction;
-    network: to another node; host: to host memory. node: devices of a node, and GB of its host memory (None: the maker's
-    value). source: where the numbers are published."""
+    TF32, torch's default). bandwidth: of memory, GB/s. memory: GB, taken as 10⁹ bytes; the devices report some 6 % more (an
+    H200 139 GiB), which the driver, fragmentation and NCCL use. link: GB/s to a neighbour in one direction; network: to
+    another node; host: to host memory. node: devices per node, and GB of its host memory (None: unknown). source: where the
+    numbers are published."""
 
     name: str
     half: float
@@ -92,12 +92,12 @@ LATENCY_US = 10.0
 
 
 def matrix_share(on: Device) -> float:
-    """The share of the device's peak that large matrix products reach."""
+    """What large products reach of the device's peak."""
     return MATRIX_SHARES.get(on.name, MATRIX_SHARE)
 
 
 def assumed(on: Device) -> str:
-    """The shares of the peaks that its estimates take, and where these come from."""
+    """For a message: the shares of the peaks that estimates assume, and where these come from."""
     products = "as published for it" if on.name in MATRIX_SHARES else "fitted"
     return (
         f"shares fitted to passes measured on an H200 at its power limit, assumed for devices other than it and an H100: "
@@ -110,14 +110,14 @@ def assumed(on: Device) -> str:
 
 
 def device(name: str) -> Device:
-    """A device by name. Raises BadInput with near names."""
+    """A device by name. Raises BadInput, which suggests similar names."""
     if name in DEVICES:
         return DEVICES[name]
     raise BadInput(f"device '{name}': unknown{did_you_mean(name, DEVICES)} (devices: {', '.join(DEVICES)})")
 
 
 def host_link(on: Device) -> HostLink:
-    """Copies between the device and its node's host memory, where every device of a node is a rank with a bus of its own."""
+    """Copies between the device and its node's host memory, where every device is a rank with its own bus."""
     ranks, memory = on.node
     alone, both = (on.host * 1e3 * share for share in (HOST_SHARE, HOST_BOTH_SHARE))
     room = None if memory is None else int(memory * 1e9 * HOST_MEMORY_SHARE)
@@ -125,18 +125,18 @@ def host_link(on: Device) -> HostLink:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Bytes of a GPU's L2 cache. 0 on a CPU: passes there are timed with the caches as they are."""
+    """Bytes of a GPU's L2 cache; 0 on a CPU, where passes are timed with whatever is in its caches."""
     return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else 0
 
 
 def clock_of(device: torch.device) -> Clock:
-    """A function that reads the current clock of a GPU's multiprocessors, MHz. It returns None on a CPU, and if NVIDIA's
-    management library (nvidia-ml-py, in zbsolve[cuda]) is missing."""
+    """A function that reads a GPU's SM clock, MHz, without changing it. It returns None on a CPU, and if NVIDIA's management
+    library is missing (nvidia-ml-py, in zbsolve[cuda])."""
 
     def read() -> int | None:
         try:
             return torch.cuda.clock_rate(device)
-        except Exception:  # each way of not knowing has an error of its own
+        except Exception:  # the library has a separate error for each reason
             return None
 
     return read if device.type == "cuda" else lambda: None

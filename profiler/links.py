@@ -1,9 +1,9 @@
-"""Measures the links between neighbouring ranks with the executor's messages: by message size, in one direction and in both
-at once, and how much messages slow computing.
+"""The links between neighbouring ranks, measured with the executor's own messages: by message size, in one direction and in
+both at once, and how much they slow down computation.
 
-Under torchrun the links between its ranks are measured, otherwise between two processes of this machine (`python -m
-profiler.links FOLDER RANK DEVICE` is one of them), on two GPUs or on a shared one. On GPUs all times are the device's: all
-messages of a size are launched while the device is busy, so that none waits for the host.
+They are measured between torchrun's ranks if it started this process, else between two processes on this machine
+(`python -m profiler.links FOLDER RANK DEVICE` is one of them), which use two GPUs, or share one. On GPUs all times are
+device times: a size's messages are launched while the device is busy, so that none waits for the host.
 """
 
 from __future__ import annotations
@@ -45,15 +45,14 @@ from .stage_rounds import PassTimer, Sample
 
 CPU = torch.device("cpu")
 POLL_SECONDS = 0.001
-GO = "go"  # the file that lets two processes begin
+GO = "go"  # the file whose creation starts two waiting processes
 SHARED = "sockets of this machine, between processes that share one GPU: no NVLink"
 Times = dict[int, list[float]]  # message bytes → samples, µs
 
 
 class Lot(NamedTuple):
-    """What is measured. sizes: of messages, bytes. width, dtype: of the matrices that are multiplied beside messages, which
-    takes some 100 µs on a core or a GPU. head: the number of products that take longer than launching one size's
-    messages."""
+    """What is measured. sizes: of messages, bytes. width, dtype: of the matrices multiplied at the same time, some 100 µs on
+    a core or on a GPU; head: number of products that outlast launching one size's messages."""
 
     sizes: tuple[int, ...]
     warmups: int
@@ -71,10 +70,11 @@ LOTS = {
 
 @dataclass(frozen=True)
 class Pair:
-    """Samples of two neighbouring ranks, µs. one: message bytes → half of a round trip (a message, and an answer of the same
-    size). both: message bytes → time from the send until the other rank's message, sent at the same time, has arrived, on
-    both ranks. alone, busy: a fixed piece of work without messages, and with the largest messages in both directions. over:
-    the transport, if it is not one that a cluster would have."""
+    """Samples of two neighbouring ranks, µs. one: message bytes → half of the round-trip time of a message and an equally
+    large answer. both: from before the send until the other rank's message, sent at the same time, has arrived, at both
+    ends.
+    alone, busy: a fixed computation without messages, and while the largest ones go both ways. over: the transport that
+    messages used, if a cluster would not use it."""
 
     ranks: tuple[int, int]
     one: Times
@@ -89,8 +89,8 @@ class Pair:
         return fit(self.one)
 
     def facts(self) -> dict[str, object]:
-        """The fit, and by what factor the largest message takes longer against another one, and work while both are on their
-        way."""
+        """The fitted line, and the factors by which the largest message slows down when another goes the opposite way, and
+        computation when both do."""
         largest = max(self.one)
         return {
             "ranks": list(self.ranks),
@@ -102,8 +102,8 @@ class Pair:
 
 
 class Survey(NamedTuple):
-    """All measurements between ranks. collectives: kind → samples, between all of `ranks` (see `measured_collectives`).
-    curves: of each kind by group size and bytes, under torchrun only."""
+    """Measurements between ranks. collectives: kind → samples, between all of `ranks` (see `measured_collectives`); curves:
+    for each kind by group and bytes, if torchrun started the ranks."""
 
     pairs: list[Pair]
     ranks: int
@@ -112,13 +112,12 @@ class Survey(NamedTuple):
 
 
 def slowest(pairs: list[Pair]) -> Pair:
-    """The pair with the slowest largest message. A problem has one link for all ranks, and the slowest is the safe
-    choice."""
+    """The pair where the largest message takes longest: problems have one link, and the slowest is the safe choice."""
     return max(pairs, key=lambda pair: median(pair.one[max(pair.one)]))
 
 
 def samples_of(pairs: list[Pair]) -> dict[str, list[float]]:
-    """Samples by name: `link/<bytes>` of the slowest pair, and every pair's under `<what> <rank>-<rank>`."""
+    """Samples by name: `link/<bytes>` for the slowest pair, and every pair's as `<what> <rank>-<rank>`."""
     samples = {f"link/{size}": row for size, row in slowest(pairs).one.items()}
     for pair in pairs:
         name = f"{pair.ranks[0]}-{pair.ranks[1]}"
@@ -130,13 +129,13 @@ def samples_of(pairs: list[Pair]) -> dict[str, list[float]]:
 
 
 def over_sockets(pairs: list[Pair]) -> list[str]:
-    """Warnings about links that clusters do not have."""
+    """A warning for links with a transport that a cluster would not use."""
     backends = sorted({pair.over for pair in pairs if pair.over})
     return [f"links were measured over {name}: give those of your cluster to solve and plan" for name in backends]
 
 
 class Ends(NamedTuple):
-    """Two processes of this machine that measure the link between them when they are told to."""
+    """Two processes of this machine that measure the link between them when told to."""
 
     folder: Path
     processes: list[subprocess.Popen[bytes]]
@@ -144,11 +143,11 @@ class Ends(NamedTuple):
 
 @contextmanager
 def ends(device: torch.device) -> Iterator[Ends]:
-    """A context with the two ends of a link between devices of this kind. They start in the background, which takes some
-    seconds."""
+    """The two ends of a link between devices of this kind, alive inside the block. They take some seconds to start, while
+    the block continues."""
     sharers = 1
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # this process is on the GPU by itself, whoever shares it now
+        torch.cuda.synchronize(device)  # attaches this process to the GPU directly, before MPS shares it
         sharers = 2 // min(2, torch.cuda.device_count())
     with temporary_folder("link") as folder, together(folder) if sharers > 1 else nullcontext():
         pair = Ends(folder, [_started(folder, rank, device.type, sharers) for rank in range(2)])
@@ -162,7 +161,7 @@ def ends(device: torch.device) -> Iterator[Ends]:
 
 
 def _started(folder: Path, rank: int, kind: str, sharers: int) -> subprocess.Popen[bytes]:
-    """One of them. sharers: of its GPU."""
+    """One of the two processes. sharers: number of processes on its GPU."""
     return subprocess.Popen(
         [sys.executable, "-m", "profiler.links", str(folder), str(rank), str(device_of(kind, rank, share=True))],
         stdin=subprocess.PIPE,
@@ -179,10 +178,10 @@ def measure_links(
     device: torch.device = CPU,
     started: Ends | None = None,
 ) -> Survey:
-    """The pairs of torchrun's ranks, and all of them together, where a process group is up (rank 0 calls this and the others
-    `survey`); else, or where `group` is of one rank, a pair of processes. group: the pipeline's; None: all ranks. sizes:
-    what a sharded vocabulary sends; None: it is not measured. device: this rank's. started: the processes; None: they are
-    started here. Raises RunFailed where it takes longer than `timeout` seconds."""
+    """The pairs of torchrun's ranks, and all of them together, if a process group exists (rank 0 calls this and the others
+    `survey`); else, or if `group` has one rank, a pair of processes. group: the pipeline's; None: all ranks. sizes: of the
+    collectives of a sharded vocabulary; None: not measured. device: this rank's. started: the processes; None: they are
+    started here. Raises RunFailed if it takes longer than `timeout` seconds."""
     if with_others(group):
         seen = survey(timeout, device, group, sizes)
         assert seen is not None
@@ -194,12 +193,12 @@ def measure_links(
 
 
 def with_others(group: Any) -> bool:
-    """Does the group (None: the default one, if it exists) have other ranks, with which links can be measured?"""
+    """Whether the group (None: the default one, if any) has other ranks to measure links with."""
     return dist.is_initialized() and (group is None or dist.get_world_size(group) > 1)
 
 
 def fit(samples: dict[int, list[float]]) -> Link:
-    """The line through the medians with the least relative errors; neither latency nor slope is negative."""
+    """The line through the medians with the least relative errors; latency and slope are at least 0."""
     sizes = np.array(sorted(samples), float)
     times = np.array([median(samples[int(size)]) for size in sizes])
     slope, latency = np.polyfit(sizes, times, 1, w=1 / times)
@@ -209,9 +208,9 @@ def fit(samples: dict[int, list[float]]) -> Link:
 def survey(
     timeout: float, device: torch.device = CPU, group: Any = None, sizes: Sizes | None = None, *, curves: bool = True
 ) -> Survey | None:
-    """Every pair of neighbouring ranks in turn, while the other ranks wait, and then all ranks together. Every rank of the
-    process group calls this (None: the default one); rank 0 says the sizes and gets what was found. device: this rank's.
-    curves: whether all kinds of collectives are timed."""
+    """Measure every pair of neighbouring ranks in turn, while the other ranks wait, and then all ranks together. Every rank
+    of the process group (None: the default one) calls this; rank 0 determines the sizes and gets the results. device: this
+    rank's. curves: whether all kinds of collectives are timed."""
     plain, lot = Wires.of(group, device), LOTS[device.type]
     ranks = Ranks(group, clock_lead(plain), device)
     directions = [(low + way, low + 1 - way) for low in range(plain.size - 1) for way in range(2)]
@@ -233,7 +232,7 @@ def survey(
 
 
 def _collect(wires: Wires, rank: int, times: dict[str, Any]) -> dict[str, Any]:
-    """What `rank` measured, on rank 0."""
+    """`rank`'s measurements, on rank 0."""
     if rank == wires.rank == 0:
         return times
     if rank == wires.rank:
@@ -245,7 +244,7 @@ def _collect(wires: Wires, rank: int, times: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class _End:
-    """One end of a link to rank `other`. lot: what is measured on this device."""
+    """One end of a link to rank `other`. lot: what this device measures."""
 
     wires: Wires
     other: int
@@ -256,7 +255,7 @@ class _End:
         self.lot = LOTS[self.device.type]
 
     def measured(self) -> dict[str, Any]:
-        """This end's measurements for a Pair, and its device."""
+        """This end's share of a Pair, and its device."""
         alternate, both = (self.exchanged(at_once=way) for way in (False, True))
         alone, busy = self.worked()
         place = str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else ""
@@ -264,7 +263,7 @@ class _End:
         return {"one": trips, "both": both, "alone": alone, "busy": busy, "place": place}
 
     def exchanged(self, *, at_once: bool) -> Times:
-        """µs of messages out and back, one at a time or both at once. The lower rank sends first."""
+        """µs of messages and answers, one at a time or both at once. The lower rank sends first."""
         mailbox, messages = self._open(self.lot.sizes)
         timer, product = PassTimer(self.device), self._product()
         first = at_once or self.wires.rank < self.other
@@ -282,7 +281,7 @@ class _End:
         return {size: row[self.lot.warmups :] for size, row in samples.items()}
 
     def worked(self) -> tuple[list[float], list[float]]:
-        """µs of a product of matrices, by itself, and while the largest message goes each way."""
+        """µs of a matrix product, by itself, and while the largest message goes in each direction."""
         mailbox, messages = self._open(self.lot.sizes[-1:])
         timer, product = PassTimer(self.device), self._product()
         (pairs,) = messages.values()
@@ -298,7 +297,7 @@ class _End:
         return alone[self.lot.warmups :], busy[self.lot.warmups :]
 
     def _drained(self, mailbox: Mailbox, timer: PassTimer) -> list[Sample]:
-        """The samples, after all messages have been sent. Raises RunFailed if that never happens."""
+        """The samples, once all messages are complete. Raises RunFailed if they never are."""
         mailbox.flush()
         if self.device.type == "cuda":
             try:
@@ -312,7 +311,7 @@ class _End:
         return lambda: matrix.mm(matrix)
 
     def _open(self, sizes: tuple[int, ...]) -> tuple[Mailbox, dict[int, list[tuple[Message, Message]]]]:
-        """The mailbox of this end, and for each size messages out and back."""
+        """This end's mailbox, and for each size pairs of a message and its answer."""
         outgoing = self._messages(self.wires.rank, self.other, sizes)
         theirs = self._messages(self.other, self.wires.rank, sizes)
         rows = None if self.device.type == "cpu" else DeviceRows(self.wires, self.device, Marks(self.device))
@@ -322,8 +321,8 @@ class _End:
         return mailbox, {size: list(zip(outgoing[size], theirs[size], strict=True)) for size in sizes}
 
     def _messages(self, source: int, destination: int, sizes: tuple[int, ...]) -> dict[int, list[Message]]:
-        """All that one end sends. `boundary` holds the size, and one more in the direction down: so each direction agrees on
-        shapes by itself, for both start at once."""
+        """All messages that one end sends. `boundary` encodes the size, plus one towards the lower rank: so each direction
+        negotiates shapes separately, since both start at once."""
         down = int(source > destination)
 
         def message(size: int, i: int) -> Message:
@@ -334,7 +333,7 @@ class _End:
 
 
 def _joined(ranks: tuple[int, int], sides: list[dict[str, Any]]) -> Pair:
-    """A pair from the measurements of both ends; their keys may be strings, from JSON."""
+    """A pair from the results of both ends, whose keys are strings if they came as JSON."""
     low, high = sides
     both = {int(size): [*row, *high["both"][str(size)]] for size, row in low["both"].items()}
     trips = {int(size): row for size, row in low["one"].items()}
@@ -358,7 +357,7 @@ def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> None:
 
 
 def main(folder: Path, rank: int, device: torch.device) -> None:
-    """The main function of one end of a link. It starts measuring when the file GO exists."""
+    """One end of the link: starts when the file GO exists."""
     end_with_parent()
     local_network()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""`measure`: a model's layers, its memory and the links between ranks → Profile."""
+"""`measure`: profiles a model's layers, its memory and the links between ranks → Profile."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from .stage_rounds import BY_LAYERS, Spread, bytes_here, of_two_kinds, stages_of
 from .timing import TIMED_KINDS, Bench, Progress, Timed, host_times, time_layers
 from .vocabulary_times import MeasuredVocabulary, measured_vocabulary
 
-MAX_BUSY_PROCESSES = 1000  # each has the model in it
-COPIES = 3  # of equal layers that are measured: a rank runs a few layers in turn, and they share its caches
-COLLECTIVE_TRIES = 3  # to count memory where collectives run
+MAX_BUSY_PROCESSES = 1000  # each holds the model
+COPIES = 3  # of equal layers that are measured: a rank alternates between a few layers, which share its caches
+COLLECTIVE_TRIES = 3  # at counting memory with collectives
 HELPER_SECONDS = 120.0  # for each helper to answer
 KINDS = (
     "microbatches differ in shape, and this profile is of those like the first: profile each kind, and mix their problems "
@@ -60,10 +60,10 @@ NO_VOCABULARY = MeasuredVocabulary(None, {}, "layers are spread over a mesh")
 
 @dataclass(frozen=True)
 class _Measured:
-    """All measurements of layers. taken: the layers that were measured. equal: for each layer of the model, the measured
-    ones that are equal to it. state: how parameters are kept and updated. memory: of the measured layers. spread: the mesh
-    that layers were spread over. splits: how the backward of each layer is split, if that was decided for each. vocabulary:
-    costs of a sharded one. slices: times of slices of a sequence, if asked for."""
+    """Times and sizes. taken: the layers measured; equal: for each layer of the model, the measured ones equal to it. state:
+    how parameters are stored and updated. memory: of the layers measured. spread: the mesh that they were sharded over.
+    splits: how the backward of each layer is split, if that was chosen per layer. vocabulary: costs of a sharded one.
+    slices: times of slices of a sequence, if requested."""
 
     model: Model
     device: torch.device
@@ -80,8 +80,7 @@ class _Measured:
 
     @cached_property
     def sliced(self) -> Fitted:
-        """All layers of the model, each by the medians of those that are equal to it, with their slices where these were
-        timed."""
+        """All layers of the model, each with the medians of those equal to it, and with their slices if these were timed."""
         sizes = costs_of([self.memory[same[0]] for same in self.equal])
         whole = []
         for i, same in enumerate(self.equal):
@@ -92,12 +91,11 @@ class _Measured:
         return Fitted(layers, {}, []) if self.slices is None else fitted(layers, self.slices, [row[0] for row in self.equal])
 
     def named(self, rows: Mapping[tuple[int, str], Any], behind: str = "") -> dict[str, Any]:
-        """(layer, kind) → a value, by names as in a profile: "<layer>/<kind>"."""
+        """(layer, kind) → value becomes "<layer>/<kind>" → value, as in a profile."""
         return {f"{self.model.layer_names[i]}/{kind}{behind}": value for (i, kind), value in rows.items()}
 
     def host_times(self) -> dict[str, float]:
-        """µs that the host spends on each pass: measured on a GPU, the least possible on a CPU (of layers that a mesh
-        spreads nobody knows it)."""
+        """µs of host time per pass: measured on a GPU, a lower bound on a CPU (not known for layers that a mesh shards)."""
         if self.device.type == "cuda":
             return self.named({key: median(row) for key, row in self.timed.host.items()})
         if self.spread is not None:
@@ -122,17 +120,16 @@ def measure(
 ) -> Profile:
     """Profile the model called `spec` (see `zbsolve.models.load`) with the executor's own passes, on one thread.
 
-    seconds: how long to time passes. It takes longer if a few rounds need more, and less if medians are known well earlier.
-    busy_processes: number of processes that train the same model at the same time, as other ranks on this machine would:
-        they share caches and memory bandwidth.
-    optimizer_states: see `operation_costs.state_of`. device: "cuda", "cpu", one of several GPUs ("cuda:1"), or "auto" (see
-        `exec.choices`). split: of the backward (see `Pipeline`). progress: called with a line about the current work.
-    spread: the mesh over which the model's `parallelize` spreads layers; other ranks of the first pipeline call `take_part`.
-    slices: also time slices of sequences: their number, or lengths. capture: time passes as replayed CUDA graphs.
-    traffic: measure how passes and messages to another process (on a CPU), or computing and copies to the host (on a GPU),
-        slow each other (`Profile.slowdowns`).
-
-    Raises BadInput for a model whose passes fail, RunFailed if a helper process does not answer, OutOfMemory.
+    seconds: how long to time passes. A minimum number of rounds is run, which takes minutes if a layer takes seconds; it
+    ends early once the medians are accurate. busy_processes: processes that train the same model at the same time, as other
+    ranks on this machine would: they share its caches and memory bandwidth. optimizer_states: as in the module of that name.
+    device: "cuda", "cpu", one of several GPUs ("cuda:1"), or "auto" (see `exec.choices`). split: how the backward is split
+    (see `Pipeline`). progress: called with a text for each step. spread: the mesh over which the model's `parallelize`
+    shards layers; its other ranks beyond the first pipeline call `take_part`. slices: of sequences, which are timed too: a
+    number, or lengths. capture: time passes as CUDA graph replays, if they can be captured. traffic: also measure how much
+    passes slow down during messages to another process on a CPU, and computation during copies to the host on a GPU; and the
+    other way round (`Profile.slowdowns`). Raises BadInput for the model and its passes that fail, RunFailed if a helper
+    process does not answer, OutOfMemory.
     """
     if not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES:
         limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
@@ -154,7 +151,7 @@ def measure(
     parts = BY_LAYERS if split == "layers" else parts_by_name(split)
     bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, parts, capture)
     group = None if spread is None else spread.mesh.group
-    # On a CPU starting them would disturb what is timed.
+    # On a CPU starting them now would disturb the timing.
     with ends(target) if target.type == "cuda" and not with_others(group) else nullcontext() as started:
         costs = _measured(model, seed, bench, busy_processes, optimizer_states, progress, cutting)
         copies = measure_copies() if target.type == "cuda" else {}
@@ -195,8 +192,7 @@ def measure(
 def take_part(
     spec: str, spread: Spread, *, seed: int, seconds: float, optimizer_states: str | None, device: str = "cpu"
 ) -> None:
-    """Measure the layers on another coordinate of the mesh, together with the rank that makes the profile (see
-    `measure`)."""
+    """Measure the layers of another mesh coordinate, in step with the rank that makes the profile (see `measure`)."""
     target = _device(device)
     bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread)
     _measured(load(spec, seed), seed, bench, 0, optimizer_states, lambda text: None)
@@ -218,7 +214,7 @@ def _measured(
     if through.sides and (cutting is not None or spread is not None or bench.capture):
         raise BadInput("profile: a model with side inputs goes without --slices, --mesh and --capture")
     taken, kinds = chosen(through.prints, through.inputs, through.output, COPIES)
-    if spread is not None:  # nobody knows which layers `parallelize` treats alike
+    if spread is not None:  # `parallelize` may treat equal layers differently
         taken = kinds = tuple(range(len(model.layers)))
     equal = tuple(tuple(j for j in taken if kinds[j] == kind) for kind in kinds)
     threads = torch.get_num_threads()
@@ -229,7 +225,7 @@ def _measured(
             state = state_of(optimizer_states, [p for layer in model.build(taken) for p in layer.parameters()])
         with _busy(model.name, seed, taken, busy):
             slices = None
-            if cutting is not None:  # first: what cannot be cut is known soon
+            if cutting is not None:  # first, to fail early for layers that cannot be cut
                 slices = time_slices(model, through, sorted({same[0] for same in equal}), cutting, bench, progress)
             timed, stages = time_layers(model, through, taken, bench, OPTIMIZERS[state.optimizer], progress)
             vocabulary = (
@@ -240,7 +236,7 @@ def _measured(
             rows = least_held(model, stages, COLLECTIVE_TRIES)
         elif stages:
             rows = held(model, stages)
-        else:  # not all fitted at once
+        else:  # not all fit into memory at once
             with fake_mode(), quiet():
                 rows = held(model, stages_of(model, taken))
         memory = dict(zip(taken, rows, strict=True))
@@ -255,8 +251,8 @@ def _measured(
 
 
 def join(timeout: float, device: torch.device) -> bool:
-    """Whether this process measures the model: without torchrun it does, and under torchrun rank 0. Other ranks wait, up to
-    `timeout` seconds, until rank 0 measures links, and take part in that."""
+    """Whether this process measures: one not started by torchrun does, and torchrun's rank 0. The other ranks wait here, at
+    most `timeout` seconds, until rank 0 measures the links between their devices, and take part in that."""
     place = torchrun_environment()
     if place is None:
         return True
@@ -268,7 +264,7 @@ def join(timeout: float, device: torch.device) -> bool:
 
 
 def _device(asked: str) -> torch.device:
-    """The device that is asked for, which is then torch's current one. Raises BadInput."""
+    """The requested device, made torch's current one. Raises BadInput."""
     kind, colon, number = asked.partition(":")
     if colon and not (kind == "cuda" and number.isdecimal()):
         raise BadInput(f"device '{asked}': cuda, cpu, auto, or one of several GPUs as in cuda:1")
@@ -287,7 +283,7 @@ def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[st
 
 
 def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Survey) -> dict[str, object]:
-    """Facts about the measurement, for the profile."""
+    """The profile's facts about its measurement."""
     model, timed, layers, device = costs.model, costs.timed, costs.sliced.layers, costs.device
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in TIMED_KINDS}
     named, host = costs.named(timed.samples), costs.host_times()
@@ -324,7 +320,7 @@ def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Surve
 
 
 def _beside_messages(costs: _Measured, seed: int, seconds: float, progress: Progress) -> dict[str, dict[str, list[float]]]:
-    """Times of layers and messages, apart and at the same time, in two processes (see `busy_process`). Raises RunFailed."""
+    """Times of layers and messages alone and at the same time, in two processes (see `busy_process`). Raises RunFailed."""
     progress("passes beside messages")
     words = costs.model.name, str(seed), ",".join(map(str, costs.taken))
     with temporary_folder("beside") as folder:
@@ -335,7 +331,7 @@ def _beside_messages(costs: _Measured, seed: int, seconds: float, progress: Prog
 
 @contextmanager
 def _busy(spec: str, seed: int, taken: Sequence[int], count: int) -> Iterator[None]:
-    """While the block runs, `count` processes run rounds. Raises BadInput, RunFailed where one does not start."""
+    """Inside the block `count` processes run rounds. Raises BadInput, RunFailed if one does not start."""
     with _processes([(spec, str(seed), ",".join(map(str, taken)))] * count) as children:
         until = time.monotonic() + HELPER_SECONDS
         for child in children:
@@ -345,7 +341,7 @@ def _busy(spec: str, seed: int, taken: Sequence[int], count: int) -> Iterator[No
 
 @contextmanager
 def _processes(words: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A `busy_process` for each of these arguments, which ends with the block."""
+    """A `busy_process` for each of these argument lists, ended with the block."""
     children, pipe, none = list[subprocess.Popen[bytes]](), subprocess.PIPE, subprocess.DEVNULL
     try:
         for arguments in words:
@@ -369,10 +365,10 @@ def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> str:
     return line
 
 
-HOST_SHARE = {"cpu": 0.5, "cuda": 0.9}  # of a pass, from which on the host is late
+HOST_SHARE = {"cpu": 0.5, "cuda": 0.9}  # share of a pass above which the host is a bottleneck
 MAX_DRIFT = 0.05
 MAX_IDLE = 0.05
-DISTURBED = "disturbed:"  # so begins what says that times are not to be trusted
+DISTURBED = "disturbed:"  # prefix of warnings that times are unreliable
 
 
 def warnings(
@@ -384,8 +380,8 @@ def warnings(
     device: str,
     clocks: Sequence[int] = (),
 ) -> list[str]:
-    """A line for each warning. samples: "<layer>/<kind>" → µs; hosts: the same of the host. whole: µs of whole rounds, in
-    order. idle: part of the time in which this process waited for a core. clocks: the device's meanwhile, MHz."""
+    """One line per warning. samples: "<layer>/<kind>" → µs; hosts: host times likewise. whole: µs of whole rounds, in order.
+    idle: share of the time in which this process waited for a core. clocks: the device's during measurement, MHz."""
     lines = split_doubts(layers)
     if sum(layer.W for layer in layers) < 0.05 * sum(layer.BW for layer in layers):
         lines.append(
@@ -396,7 +392,7 @@ def warnings(
 
 
 def _host(samples: Mapping[str, Sequence[float]], hosts: Mapping[str, float], device: str) -> list[str]:
-    """Warnings about the host: on a GPU it may be as slow as the device; on a CPU it may be a large part of a pass."""
+    """Warnings about host time: on a GPU it may exceed the device's; on a CPU much of a pass may be overhead."""
     limit = HOST_SHARE[device]
     shares = [(host / max(median(samples[key]), 1e-9), key) for key, host in hosts.items() if key in samples and host]
     late = [row for row in shares if hosts[row[1]] >= limit * median(samples[row[1]])]

@@ -1,5 +1,5 @@
-"""The memory that each layer keeps between its passes. On a CPU, and with fake tensors, it follows from the lifetime of
-storages; on a GPU from the allocator."""
+"""Each layer's memory between passes. On a CPU and with fake tensors it is found from the lifetimes of storages, on a GPU
+from the allocator."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from zbsolve.util.errors import BadInput
 
 from .dataflow import Saving, batch_of
 
-SETTLE_SECONDS = 0.002  # for a thread to drop what its collective gave
+SETTLE_SECONDS = 0.002  # until a thread has released its collective's output
 
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """Bytes of one layer for one microbatch. after_F, after_B, after_W: kept after these passes; after_F includes the input.
-    transient: the most during a pass beyond the bytes before or after it. output: of its output, as a message. kept: for
-    each tensor of its output, bytes that the layer itself needs later. unneeded: for each tensor of its input, bytes that
-    the layer does not need (a stage keeps those of its first layer that need a gradient anyway). frozen: of parameters that
-    are not trained. buffers: of buffers in the state dict."""
+    """Bytes of one layer for one microbatch. after_F: live after F, including its input. after_B: waiting for W. after_W:
+    live after W. transient: the peak inside a pass beyond what lives before or after it. output: of its output, as a
+    message. kept: for each tensor of its output, what the layer itself needs later. unneeded: for each tensor of its input,
+    what it does not need itself (a stage keeps the inputs of its first layer that get a gradient in any case). frozen:
+    parameters that are not trained. buffers: those in a state dict."""
 
     after_F: int
     after_B: int
@@ -48,19 +48,19 @@ class LayerMemory:
 
     @property
     def output_kept(self) -> int:
-        """Of its whole output, what the layer itself needs later."""
+        """The part of its whole output that the layer itself needs later."""
         return sum(self.kept)
 
     @property
     def input_unneeded(self) -> int:
-        """Of its whole input, what only a stage that begins here keeps."""
+        """The part of its whole input that only a stage beginning here keeps."""
         return sum(self.unneeded)
 
     def costs(self, behind: LayerMemory | None = None) -> dict[str, int]:
-        """The same as fields of a Layer. B may leave more than it frees (output gradients): that is taken from B on.
+        """The same as fields of a Layer. If B leaves more than it frees (output gradients), that counts from B on.
 
-        behind: of the next layer. Of several tensors between them, some are kept by this layer and others by a stage that
-        begins with the next one. In one stage none of these counts twice, so here they count as the output that is kept.
+        behind: of the next layer. Of several tensors between the two, this layer keeps some, and a stage that begins with
+        the next one keeps others. Within one stage each counts only once, so here they count as the output that is kept.
         """
         kept = self.output_kept
         if behind is not None and behind.unneeded and len(self.kept) > 1:
@@ -79,7 +79,7 @@ class LayerMemory:
 
 
 class AllocatedBytes:
-    """The CUDA allocator's count of bytes since it was entered. Gradients must exist before, since all bytes count."""
+    """The CUDA allocator's count since entry. Gradients must exist before, since no tensor can be ignored."""
 
     def __enter__(self) -> AllocatedBytes:
         torch.cuda.synchronize()
@@ -97,28 +97,28 @@ class AllocatedBytes:
 
     @property
     def most(self) -> int:
-        """The most since it was last set back."""
+        """The peak since it was last reset."""
         return torch.cuda.max_memory_allocated() - self._base
 
     @most.setter
     def most(self, value: int) -> None:
-        """Set it back to what lives now, whatever the value."""
+        """Reset the peak to what lives now, whatever the value."""
         torch.cuda.reset_peak_memory_stats()
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
-        """Nothing to do: the allocator cannot, and what was there before is not counted."""
+        """Do nothing: the allocator cannot ignore tensors, and what existed before entry is not counted."""
 
 
 Meter = LiveBytes | AllocatedBytes
 
 
 def costs_of(rows: Sequence[LayerMemory]) -> list[dict[str, int]]:
-    """Fields of all Layers of a model, one behind the other."""
+    """The fields of all Layers of a model, in order."""
     return [layer_memory.costs(behind) for layer_memory, behind in zip(rows, [*rows[1:], None], strict=True)]
 
 
 class Settled(LiveBytes):  # type: ignore[no-untyped-call]
-    """Waits before it counts: the thread of a collective may keep its result for a moment."""
+    """Waits before it counts: a collective's output may live a moment longer, in the thread that ran it."""
 
     @property
     def now(self) -> int:
@@ -130,8 +130,8 @@ class Settled(LiveBytes):  # type: ignore[no-untyped-call]
 def held(
     model: Model, stages: Sequence[Stage], living: Callable[[Iterable[Tensor]], Meter] = LiveBytes
 ) -> list[LayerMemory]:
-    """Memory of every layer by itself, in a microbatch that is not the first, so that gradients are there. living: counts
-    bytes on a CPU, but for these tensors."""
+    """Every layer's memory by itself, in a microbatch after the first, so that gradients exist. living: counts bytes on a
+    CPU, ignoring these tensors."""
     device = next((p.device for stage in stages for p in stage.parameters()), torch.device("cpu"))
     x, target = batch_of(model, device=device)
     result, sides = [], SideValues({stage.first: stage for stage in stages})
@@ -146,13 +146,13 @@ def held(
 
 
 def least_held(model: Model, stages: Sequence[Stage], times: int) -> list[LayerMemory]:
-    """The least of several measurements, of stages that run collectives (see `Settled`)."""
+    """The minimum of several measurements, for stages that run collectives (see `Settled`)."""
     rows = zip(*(held(model, stages, Settled) for _ in range(times)), strict=True)
     return [min(row, key=lambda used: (used.after_F + used.after_B + used.after_W, used.transient)) for row in rows]
 
 
 def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor]], Meter] = LiveBytes) -> LayerMemory:
-    """The same of one stage that is given x."""
+    """The memory of one stage with input x."""
     parameters = [p for layer in stage.layers for p in layer.parameters()]
     for p in parameters:
         if p.requires_grad and p.grad is None:
@@ -163,7 +163,7 @@ def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor
         return replace(_metered(stage, x, target, AllocatedBytes()), frozen=frozen, buffers=kept)
     own = [*parameters, *(p.grad for p in parameters if p.grad is not None)]
     own += [buffer for layer in stage.layers for buffer in layer.buffers()]
-    # A batch is there before the step, so it does not count, neither here nor in the executor.
+    # A batch exists before the step, so it does not count, neither here nor in the executor.
     fixed = [*own, *tensors_of(target), *(tensors_of(x) if stage.first == 0 else [])]
     return replace(_metered(stage, x, target, living(fixed)), frozen=frozen, buffers=kept)
 
@@ -171,9 +171,9 @@ def held_by(stage: Stage, x: Any, target: Any, living: Callable[[Iterable[Tensor
 def _borders(
     stage: Stage, x: Any, target: Any
 ) -> tuple[Format, tuple[int, ...], tuple[int, ...], list[tuple[Any, torch.dtype]]]:
-    """What a layer keeps of what goes in and out, side inputs apart: the form of its output; `kept` and `unneeded` of
-    `LayerMemory`; shapes and types of all that it makes and that gets a gradient. What autograd or a graph saves shows it.
-    With autograd a stage of one layer also holds the inputs that get a gradient, in any case."""
+    """What a layer keeps of its inputs and outputs, except side inputs: the format of its output; `kept` and `unneeded` of
+    `LayerMemory`; shapes and types of all outputs that get a gradient. Found from what autograd or a graph saves. With
+    autograd a one-layer stage also holds the inputs that get a gradient, in any case."""
     saving = Saving()
     with saving.watched():
         y = stage.forward(-1, x, target, split=True)
@@ -183,7 +183,7 @@ def _borders(
     live = stage.live.pop(-1)
     graphs = [graph_saved(kept) for kept in live.kept] if isinstance(live, Live) else []
     saved |= {storage_key(tensor) for graph in graphs for tensor in graph or []}
-    # The batch and side inputs are no layer's own, also where it hands them on.
+    # The batch and side inputs belong to no layer, even one that passes them on.
     saved -= {storage_key(tensor) for tensor in tensors_of(x if stage.first == 0 else getattr(x, "sides", ()))}
     row, y_row = row_of(x), row_of(y)
     inputs = [] if stage.first == 0 or graphs[0] is not None else tensors_of(row)
@@ -201,7 +201,7 @@ def _metered(stage: Stage, inputs: Any, target: Any, meter: Meter) -> LayerMemor
         meter.ignore(tensors_of(inputs))
         with torch.no_grad():
             row = row_of(inputs) if stage.first == 0 else copied(row_of(inputs))
-            # Side inputs are no layer's own: a rank has each once, whoever takes it there.
+            # Side inputs belong to no layer: a rank holds each once, however many layers take it.
             x = Carried(row, inputs.sides) if isinstance(inputs, Carried) else row
         before = meter.now
         y: Any = stage.forward(0, x, target, split=True)

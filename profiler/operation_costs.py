@@ -1,6 +1,6 @@
-"""What operations cost on a GPU: FLOPs and bytes, counted as they are dispatched, and what the optimizer's state takes.
-Under fake tensors nothing is computed for it. Bytes are those that the kernels of torch's CUDA backend move, also where an
-operation's tensors alone do not say it."""
+"""The cost of operations on a GPU: FLOPs and bytes, counted as operations are dispatched, and optimizer state. With fake
+tensors nothing is computed. Bytes are those that the kernels of torch's CUDA backend move, which may differ from the sizes
+of an operation's tensors."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from zbsolve.util.errors import BadInput
 
 from .dataflow import Flow
 
-# These read and write nothing: they give new memory, or another look at old memory.
+# These read and write nothing: they allocate memory, or return views.
 FREE_OPERATIONS = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "detach", "alias", "lift_fresh"}
-GATHER_OPERATIONS = {"embedding", "index_select", "gather", "index"}  # they read what they give, not all that they look into
-# Gradients are added to in place; the registry knows these out of place, as products.
+GATHER_OPERATIONS = {"embedding", "index_select", "gather", "index"}  # they read as much as they return, not the whole table
+# Gradients are accumulated in place; torch's FLOP registry has only the out-of-place products.
 IN_PLACE = {"addmm_": torch.ops.aten.mm, "baddbmm_": torch.ops.aten.bmm}
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 COPIES = {"clone", "copy_", "_to_copy"}
 JOINS = {"cat", "stack"}
 SMALL_KERNELS = {"embedding_dense_backward": 30}  # they sort the tokens
-ROW_BYTES = 48 << 10  # of a multiprocessor's shared memory, unless one asks for more: a softmax reads longer rows again
-SOFTMAX_READS = {  # of the first argument: for the largest, for the sum, for the result; backward for the last two
+ROW_BYTES = 48 << 10  # shared memory of a multiprocessor by default: a softmax reads longer rows again
+SOFTMAX_READS = {  # of the first argument: for the maximum, the sum, the result; backward for the last two
     "_log_softmax": 3,
     "_softmax": 3,
     "_log_softmax_backward_data": 2,
@@ -42,11 +42,11 @@ SOFTMAX_READS = {  # of the first argument: for the largest, for the sum, for th
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. flops: what a kernel does (a causal attention skips half). bytes: read and written. kind: "matrix",
-    "attention" or "other". half: it computes in 16 bits. tokens, keys: of a causal attention, the sequence's length and the
-    bytes of its keys and values; heads: of its queries. scattered: it goes through memory element by element, since its
-    tensors do not lie alike or are not of one type; vectors of 16 bytes are for the others. kernels: those that it takes,
-    where that is many."""
+    """One operation. flops: those the kernel executes (causal attention skips half). bytes: read and written. kind:
+    "matrix", "attention" or "other". half: computes in 16 bits. tokens, keys: for causal attention, the sequence's length
+    and the bytes of its keys and values; heads: of its queries. scattered: accesses memory element by element, since its
+    tensors differ in layout or type; otherwise kernels use vectors of 16 bytes. kernels: number of kernels that it launches,
+    if that is large."""
 
     name: str
     flops: int
@@ -61,26 +61,26 @@ class Op:
 
 
 class FusedNorms(TorchFunctionMode):
-    """Under it an RMS norm is the one kernel that it is on a GPU, not the dozen operations that it is on a CPU. It counts,
-    and keeps, what a layer norm without bias does: on a GPU torch runs one kernel for both. (Of a row of 16-bit numbers a
-    CPU's layer norm keeps two of 16 bits, where that kernel keeps one of 32.)"""
+    """In this mode an RMS norm counts as the single kernel that it is on a GPU, not as the dozen operations that it is on a
+    CPU. It counts, and saves, as much as a layer norm without bias: on a GPU torch runs one kernel for both. (For each row
+    of 16-bit values a CPU's layer norm saves two 16-bit numbers, where that kernel saves one of 32 bits.)"""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.rms_norm, functional.rms_norm):
             x, shape, weight = _norm_of(*args, **(kwargs or {}))
-            if weight is None or weight.dtype == x.dtype:  # else a GPU runs the dozen too
+            if weight is None or weight.dtype == x.dtype:  # else a GPU runs separate operations too
                 return functional.layer_norm(x, shape, weight)
         return func(*args, **(kwargs or {}))
 
 
 def _norm_of(input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
-    """What an RMS norm is called with, but for eps, which costs nothing."""
+    """The arguments of an RMS norm, without eps, which costs nothing."""
     return input, normalized_shape, weight
 
 
 @dataclass
 class Work(TorchDispatchMode):
-    """Collects an Op for every operation that does something."""
+    """Collects an Op for every operation that reads or writes memory."""
 
     ops: list[Op] = field(default_factory=list)
 
@@ -109,7 +109,7 @@ def _op(func: Any, args: Any, kwargs: Any, result: Any) -> Op | None:
         return _attention(name, args, kwargs, size, half)
     if name in IN_PLACE:
         return Op(name, int(flop_registry[IN_PLACE[name]](*args[1:3], out_val=made[0])), size, "matrix", half)
-    if name == "_grouped_mm":  # one product an expert, each over its own rows
+    if name == "_grouped_mm":  # one product per expert, each over its own rows
         return Op(name, _grouped(*inputs[:2]), size, "matrix", half)
     count = flop_registry.get(func.overloadpacket)
     if count is None:
@@ -120,7 +120,7 @@ def _op(func: Any, args: Any, kwargs: Any, result: Any) -> Op | None:
 
 
 def _is_view(func: Any, inputs: list[Tensor], made: list[Tensor]) -> bool:
-    """Does the operation give what it was given, without writing to it?"""
+    """Whether the operation only returns views of its arguments, without writing."""
     if is_mutable(func):
         return False
     known = {storage_key(t) for t in inputs}
@@ -128,11 +128,11 @@ def _is_view(func: Any, inputs: list[Tensor], made: list[Tensor]) -> bool:
 
 
 def _again(name: str, args: Any, made: list[Tensor]) -> int:
-    """Bytes that kernels move beyond each tensor once; below 0 where they leave some out."""
+    """Bytes that kernels move in addition to each tensor once; negative if they skip some."""
     backward = "backward" in name
-    if name == "native_layer_norm_backward" and len(made) > 1:  # gradients of its weights are a second kernel
+    if name == "native_layer_norm_backward" and len(made) > 1:  # a second kernel computes its weights' gradients
         return _bytes(args[0]) + _bytes(args[1])
-    if name.startswith("nll_loss"):  # of a row's scores it looks at one
+    if name.startswith("nll_loss"):  # it reads one score per row
         return -_bytes(args[1 if backward else 0])
     if name not in SOFTMAX_READS:
         return 0
@@ -141,7 +141,7 @@ def _again(name: str, args: Any, made: list[Tensor]) -> int:
 
 
 def _scattered(func: Any, name: str, inputs: list[Tensor], made: list[Tensor]) -> bool:
-    """Does it go through memory element by element? See `Op`."""
+    """Whether it accesses memory element by element. See `Op`."""
     if name in JOINS:
         return True
     if name not in COPIES and torch.Tag.pointwise not in func.tags:
@@ -149,12 +149,12 @@ def _scattered(func: Any, name: str, inputs: list[Tensor], made: list[Tensor]) -
     several = [t for t in (*inputs, *made) if t.numel() > 1]
     if len({(t.shape, t.stride()) for t in several}) > 1 or not all(map(_dense, several)):
         return True
-    narrower = name in COPIES and inputs[-1].element_size() > made[0].element_size()  # this has a kernel of its own
+    narrower = name in COPIES and inputs[-1].element_size() > made[0].element_size()  # a special kernel
     return len({t.dtype for t in several}) > 1 and not narrower
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Do its elements fill a piece of memory?"""
+    """Whether its elements fill a contiguous block of memory."""
     return tensor.numel() == 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -164,7 +164,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _grouped(a: Tensor, b: Tensor) -> int:
-    """FLOPs of a product in groups, over which its rows, its inner dimension or its columns are shared out."""
+    """FLOPs of a grouped product, where groups divide its rows, its inner dimension or its columns."""
     columns_shared = a.dim() == 3 and b.dim() == 2
     return 2 * a.numel() * b.shape[-1] // (a.shape[0] if columns_shared else 1)
 
@@ -176,13 +176,13 @@ def _attention(name: str, args: Any, kwargs: Any, size: int, half: bool) -> Op:
     causal = kwargs.get("is_causal", args[spot] if len(args) > spot else False)
     heads = q.shape[1]
     known = (q.shape[-2], _bytes(k) + _bytes(v), heads) if causal else ()
-    # Grouped keys and values are multiplied once for every query head.
+    # Grouped keys and values are used once for every query head.
     k, v = ((*t.shape[:1], heads, *t.shape[2:]) for t in (k, v))
     shapes = (q.shape, q.shape, k, v) if backward else (q.shape, k, v)
     count: Any = sdpa_backward_flop_count if backward else sdpa_flop_count
     flops = count(*shapes)
     if backward:
-        # It first multiplies the output and its gradient. The gradient of queries of 16 bits adds up in float32: zeros are
+        # It first multiplies the output and its gradient. The gradient of 16-bit queries accumulates in float32: zeros are
         # written, and the sum is read and written as 16 bits.
         size += (7 if half else 2) * _bytes(q)
     return Op(name, int(flops) // (2 if causal else 1), size, "attention", half, *known)
@@ -194,7 +194,7 @@ def total(ops: list[Op]) -> int:
 
 
 def parameter_type(parameters: list[Tensor]) -> torch.dtype:
-    """The type of most parameter bytes."""
+    """The type that most parameter bytes have."""
     sizes: dict[torch.dtype, int] = {}
     for p in parameters:
         sizes[p.dtype] = sizes.get(p.dtype, 0) + p.numel() * p.element_size()
@@ -203,9 +203,8 @@ def parameter_type(parameters: list[Tensor]) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """How parameters are kept and updated. factor: bytes of parameters, gradients and optimizer state for each byte of
-    trained parameters. traffic: bytes that one update reads and writes for each byte of parameters. optimizer: the one that
-    is timed."""
+    """How parameters are stored and updated. factor: bytes of parameters, gradients and optimizer state per byte of trained
+    parameters. traffic: bytes that an update reads and writes per byte of parameters. optimizer: the one that is timed."""
 
     name: str
     factor: float
@@ -213,8 +212,8 @@ class OptimizerState:
     optimizer: str = "adamw"
 
 
-# Bytes a parameter, K of ZeRO (1910.02054, section 3.1): parameters and gradients of 16 bits, and 12 bytes of float32 master
-# parameter and two moments. An update reads gradient, master and moments, and writes all but the gradient.
+# Bytes per parameter, K of ZeRO (1910.02054, section 3.1): parameters and gradients of 16 bits, and 12 bytes of float32
+# master parameter and two moments. An update reads gradient, master and moments, and writes all but the gradient.
 OPTIMIZER_STATES = {
     "adam": OptimizerState("adam", 4.0, 7.0),  # all in the parameters' own type
     "adam-mixed": OptimizerState("adam-mixed", (2 + 2 + 12) / 2, (2 + 12 + 12 + 2) / 2),
@@ -224,7 +223,7 @@ OPTIMIZER_STATES = {
 
 
 def state_of(name: str | None, parameters: Sequence[Tensor]) -> OptimizerState:
-    """The optimizer's state called `name`; None: Adam's, mixed where most trained parameters have 16 bits. Raises
+    """The optimizer state called `name`; None: Adam's, with mixed precision if most trained parameters have 16 bits. Raises
     BadInput."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     half = parameter_type(trained or list(parameters)).itemsize == 2
@@ -238,11 +237,11 @@ def state_of(name: str | None, parameters: Sequence[Tensor]) -> OptimizerState:
 
 
 PassOps = dict[str, list[Op]]  # kind → operations
-Around = Callable[[str, Callable[[], Any]], Any]  # runs a pass of this kind, and does something around it
+Around = Callable[[str, Callable[[], Any]], Any]  # runs a pass of this kind, possibly with other work before and after
 
 
 class Turn(NamedTuple):
-    """What goes in and out of the passes of one microbatch: the output, gradients of it, and those of the input."""
+    """Inputs and outputs of one microbatch's passes: the output, its gradients, and those of the input."""
 
     output: Any
     given: Any
@@ -250,7 +249,7 @@ class Turn(NamedTuple):
 
 
 def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> dict[int, PassOps]:
-    """Layer → kind → the operations of that pass, in order, with gradients there to be added to."""
+    """Layer → kind → the operations of that pass, in order, with existing gradients to accumulate into."""
 
     def first(stage: Stage) -> Any:
         return batch_with(stage.layers, *batch)
@@ -262,8 +261,8 @@ def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> di
 
 
 def passes_of(stage: Stage, x: Any, target: Any) -> PassOps:
-    """The same of one stage that is given x."""
-    turn(stage, x, target, lambda kind, call: call())  # makes the gradients that the others add to
+    """The operations of one stage with input x."""
+    turn(stage, x, target, lambda kind, call: call())  # creates the gradients to accumulate into
     ops: PassOps = {}
     turn(stage, x, target, counting(ops), split=False)
     ops["F"].clear()
@@ -272,7 +271,7 @@ def passes_of(stage: Stage, x: Any, target: Any) -> PassOps:
 
 
 def counting(ops: PassOps) -> Around:
-    """Notes the operations of each pass."""
+    """Records the operations of each pass."""
 
     def around(kind: str, call: Callable[[], Any]) -> Any:
         with Work(ops.setdefault(kind, [])):

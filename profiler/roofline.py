@@ -1,7 +1,7 @@
-"""Estimated profiles: a roofline model over the operations of the executor's passes, for a named device.
+"""An estimated profile: a roofline model applied to the operations that the executor's passes dispatch, for a named device.
 
-Nothing is computed or allocated: layers of any size run with fake tensors. The profile's `source` begins "estimated: …",
-also in every problem, schedule and picture made from it.
+Nothing runs and nothing is allocated: layers of any size are examined with fake tensors. The profile's `source` says
+"estimated: …", and so does every problem, schedule and picture made from it.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from .stage_rounds import stages_of
 from .vocabulary_cut import cut_of
 from .vocabulary_times import Clock, counted_shard, counted_table, held_by_shard, vocabulary_costs
 
-HEADS = "heads"  # of queries in causal attention, a number that divides those of all layers; 0: there is none
+HEADS = "heads"  # number of query heads, their greatest common divisor over layers with causal attention; 0: none
 SHARED = None, {"no_vocabulary": "tensor ranks share the vocabulary already"}
 
 
 @dataclass(frozen=True)
 class _Look:
-    """A model's operations and memory, from fake tensors. taken: the layers that were run. alike: for each layer, the first
-    of these that is equal. work, memory: of the layers in `taken`."""
+    """What fake tensors show of a model. taken: layers examined; alike: for each layer the first of them that equals it.
+    work, memory: of the layers taken."""
 
     through: Flow
     taken: tuple[int, ...]
@@ -68,9 +68,9 @@ def estimate(
 ) -> Profile:
     """The model called `spec` on the device called `on` (see `profiler.devices`).
 
-    optimizer_states: how parameters are kept and updated (see the module of that name); None: Adam, mixed where parameters
-    have 16 bits. tensor_ranks: devices of each rank of the pipeline (see `over_tensor_ranks`). shards: whether to look
-    at those of the vocabulary. Raises BadInput, also for layers that need numbers to run.
+    optimizer_states: how parameters are stored and updated (see the module of that name); None: Adam, with mixed precision
+    if parameters have 16 bits. tensor_ranks: devices per pipeline rank (see `over_tensor_ranks`). shards: whether to
+    estimate those of the vocabulary. Raises BadInput, also for layers that need real values to run.
     """
     target, mode = device(on), fake_mode()
     model = load_fake(spec, seed, mode)
@@ -120,8 +120,8 @@ def estimate(
 
 
 def estimates(spec: str, on: str, sequences: Iterable[int], most: int) -> list[Profile]:
-    """What a plan takes of a model that it knows by no formula: its estimates for so many sequences a microbatch (its own
-    where its name cannot say it), each on every number of tensor ranks, up to `most`, that can be. Raises BadInput."""
+    """The estimates that a plan needs for a model without a formula: with each of these numbers of sequences per microbatch
+    (its own if its name cannot say it), and with every possible number of tensor ranks up to `most`. Raises BadInput."""
     profiles = [estimate(name, on, shards=False) for name in dict.fromkeys(sized(spec, number) for number in sequences)]
     target, known = device(on), any(layer.attention_F for layer in profiles[0].layers)
     whole = gcd(profiles[0].facts[HEADS], target.node[0]) if known else 1
@@ -130,7 +130,7 @@ def estimates(spec: str, on: str, sequences: Iterable[int], most: int) -> list[P
 
 
 def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
-    """One of each kind of layer, under fake tensors. Raises BadInput."""
+    """Examine one layer of each kind with fake tensors. Raises BadInput."""
     try:
         through = flow(model, real=False)
         taken, kinds = chosen(through.prints, through.inputs, through.output, 1)
@@ -154,8 +154,8 @@ def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
 def _vocabulary(
     model: Model, through: Flow, mode: FakeTensorMode, source: str, layer: Callable[..., Layer], on: Device
 ) -> tuple[VocabularyCosts | None, dict[str, str]]:
-    """What a sharded vocabulary costs; else why nobody knows, as a fact. layer: makes one from its number, operations, sizes
-    and bytes of parameters."""
+    """The costs of a sharded vocabulary; else why they are unknown, as a fact. layer: builds a Layer from its number,
+    operations, sizes and bytes of parameters."""
 
     def times(ops: PassOps) -> dict[str, float]:
         return {name: round(time_us(row, on), 3) for name, row in ops.items()}
@@ -172,19 +172,19 @@ def _vocabulary(
                 ),
             )
             return vocabulary_costs(source, cut, clock), {}
-    except Exception as error:  # the model runs: a vocabulary that cannot be looked at is no reason to refuse it
+    except Exception as error:  # the model runs even if its vocabulary cannot be examined
         return None, {"no_vocabulary": str(error) if isinstance(error, BadInput) else one_line(error)}
 
 
 def sequence_fact(layers: Iterable[PassOps]) -> dict[str, int]:
-    """How many tokens a sequence has, as a fact, where all attention is causal and over all of them; else nothing."""
+    """The number of tokens per sequence, as a fact, if all attention is causal and over all of them; else nothing."""
     lengths = {op.tokens for work in layers for op in work["F"] if op.kind == "attention"}
     return {SEQUENCE: lengths.pop()} if len(lengths) == 1 and 0 not in lengths else {}
 
 
 def time_us(ops: Sequence[Op], on: Device) -> float:
-    """µs of operations one after the other. Each takes the longer of its arithmetic and its memory traffic. Attention takes
-    the sum of both: it has few blocks, and the first and the last of them wait for memory."""
+    """µs of operations one after the other. Each takes the maximum of its compute and memory time, an attention their sum:
+    it has few blocks, and the first and the last of them wait for memory."""
     return sum(_op_us(op, on) for op in ops)
 
 
@@ -197,7 +197,7 @@ def _op_us(op: Op, on: Device) -> float:
 
 
 def _gathered(forward: Sequence[Op]) -> int:
-    """Bytes of the gradients of keys and values, which add up in float32; 0 where these have so many themselves."""
+    """Bytes of the gradients of keys and values, accumulated in float32; 0 if these are float32 themselves."""
     halves = sum(op.keys for op in forward if op.half)
     return sum(op.keys for op in forward) + halves if halves else 0
 
@@ -221,19 +221,19 @@ def _layer(
     )
 
 
-# All-gathers and reduce-scatters of hidden states: a block has two regions that are split, attention and MLP, each with one
-# of both in F and in B; W gathers its inputs again. Other layers with parameters have one region.
+# All-gathers and reduce-scatters of hidden states (sequence parallelism): a block has two sharded regions, attention and
+# MLP, each with one of both in F and in B; W gathers its inputs again. Other layers with parameters have one region.
 BLOCK = {"F": 4, "B": 4, "W": 2, "BW": 6, "X": 4}
 OTHER = {"F": 1, "B": 1, "W": 1, "BW": 2, "X": 1}
 
 
 def over_tensor_ranks(profile: Profile, ranks: int, on: Device) -> Profile:
-    """The profile of one device, where each rank of the pipeline is `ranks` of them in one node.
+    """The profile of one device, converted for pipeline ranks of `ranks` tensor-parallel devices in one node each.
 
-    Times, parameters, what layers keep and messages (each device sends its part) are divided; each pass gathers and scatters
-    hidden states beside, at the links' share of the peak, with nothing else running. A gathered input takes memory while a
-    pass runs. Where ranks fill a node, messages take its network. Raises BadInput for more than a node has, and where no
-    layer has causal attention, by which blocks are known.
+    Times, parameters, what layers keep and messages (each device sends its part) are divided; each pass also gathers and
+    scatters hidden states, at the links' usual share of the peak, without overlap. A gathered input takes memory during the
+    pass. If ranks fill a node, messages use its network. Raises BadInput for more devices than a node has, and if no layer
+    has causal attention, which identifies blocks.
     """
     if ranks == 1:
         return profile
@@ -245,7 +245,7 @@ def over_tensor_ranks(profile: Profile, ranks: int, on: Device) -> Profile:
     if profile.facts[HEADS] % ranks:
         raise BadInput(f"--mesh: tp is {ranks}, and attention has {profile.facts[HEADS]} heads, which it must divide")
     link, host = Link(LATENCY_US, on.link * 1e3 * LINK_SHARE), profile.host
-    if host is not None:  # a rank's devices copy at once, each its part, into its part of the node's memory
+    if host is not None:  # a rank's devices copy their parts at once, each into its part of the node's memory
         host = replace(host, ranks=node // ranks, memory=None if host.memory is None else host.memory // ranks)
     inputs = [profile.layers[0], *profile.layers[:-1]]
     layers = [_part(layer, before.output_bytes, ranks, link) for layer, before in zip(profile.layers, inputs, strict=True)]

@@ -1,5 +1,5 @@
-"""What slices of a sequence take: F, B, W and BW of a few of them, and attention by itself; and the lines
-through those times."""
+"""Times of slices of a sequence: F, B, W and BW of a few of them, and attention by itself; and the lines fitted to those
+times."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _NEVER = -1.0  # a growth
 
 
 class Fitted(NamedTuple):
-    """Layers with what their slices take. errors: layer → kind → the largest distance of a slice that was timed from the
-    line, as a part of it. notes: what was measured and cannot be."""
+    """Layers with the costs of their slices. errors: layer → kind → the largest deviation of a timed slice from its line,
+    relative to it. notes: measured values that are impossible."""
 
     layers: tuple[Layer, ...]
     errors: dict[str, dict[str, float]]
     notes: list[str]
 
     def facts(self, times: SliceTimes) -> dict[str, Any]:
-        """What a profile says of its slices."""
+        """A profile's facts about its slices."""
         facts = {"lengths": list(times.lengths), "timed": sorted(positions(len(times.lengths))), "line_errors": self.errors}
         return {SEQUENCE: sum(times.lengths), "slices": facts}
 
 
 def fitted(layers: Sequence[Layer], times: SliceTimes, kinds: Sequence[int]) -> Fitted:
-    """The layers, as they were measured whole, with what slices of an equal one take; kinds: the number of that, for each.
-    Times of slices are then what the lines say. Lines of W, and of layers without attention, are constant, and others do
-    not fall: where they do, by chance, that is noted, and the line is constant too."""
+    """The layers, as measured whole, with slice costs of an equal layer; kinds: that layer's number, for each. Times of
+    slices are then those of the lines. Lines of W, and of layers without attention, are constant, and others must not fall:
+    where they do, by chance, that is noted, and the line is constant too."""
     errors: dict[str, dict[str, float]] = {}
     notes: list[str] = []
     fits = []
@@ -97,9 +97,9 @@ def _error(rows: dict[int, float], line: Sequence[int]) -> float:
 
 
 def _line(beyond: dict[int, float], cuts: Sequence[float], growth: float, even: float) -> tuple[Line, float]:
-    """The least squares' line through what slices take beyond their parts, slice → µs, in the form that `SliceExtra` has it;
-    and by how many µs a slice times fall, where they should not. growth: of the parts, from a slice to the next; _NEVER: the
-    line is constant. even: the part of the first of as many even slices, so that no slice takes less than no time."""
+    """The least-squares line through what slices take beyond their parts, slice → µs, in the form of `SliceExtra`; and by
+    how many µs slice times fall although they should not. growth: of the parts, from one slice to the next; _NEVER: the line
+    is constant. even: the first slice's part if all are even, so that no slice takes negative time."""
     count, here = len(cuts) - 1, sorted(beyond)
     y = np.array([beyond[j] for j in here])
     lengths, begins = np.array([(cuts[j + 1] - cuts[j], cuts[j]) for j in here]).T * count
@@ -108,7 +108,7 @@ def _line(beyond: dict[int, float], cuts: Sequence[float], growth: float, even: 
     if growth >= 0:
 
         def missed(line: Line) -> float:
-            """Squares that are left where the line is read as `SliceExtra` reads it, whichever form it was fitted in."""
+            """The sum of squared residuals, where the line is read as by `SliceExtra`, in whichever form it was fitted."""
             first, later = line
             values = first * (ones if first > 0 else lengths) + later * (before if later > 0 else steps)
             return float(((y - values) ** 2).sum())
@@ -129,7 +129,7 @@ def _line(beyond: dict[int, float], cuts: Sequence[float], growth: float, even: 
 
 
 KINDS = ("F", "B", "W", "BW")
-POSITIONS = 5  # of a sequence's slices that are timed at the most
+POSITIONS = 5  # of a sequence's slices that are timed, at most
 MAX_COPIES = 4
 WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 2, 10, 60  # with B and W, and with BW, in turn
 TIME_SHARE = 0.5  # of the time for layers
@@ -138,7 +138,7 @@ Samples = dict[str, list[float]]  # "F/3": of slice 3; "attention_F"
 
 
 class _Call(NamedTuple):
-    """What attention was called with in a whole sequence."""
+    """The arguments of one attention call for a whole sequence."""
 
     query: Tensor
     key: Tensor
@@ -147,7 +147,7 @@ class _Call(NamedTuple):
 
 
 class _Calls:
-    """Stands for one slice that is the whole sequence, and notes what attention is called with."""
+    """Acts as a single slice that is the whole sequence, and records the arguments of attention."""
 
     offset = 0
 
@@ -168,8 +168,8 @@ def _attention(call: _Call) -> Tensor:
 
 @dataclass(frozen=True)
 class SliceTimes:
-    """What was measured. lengths: tokens of each slice. samples: layer → kind and slice → µs. kv_bytes: layer → bytes of a
-    sequence's keys and values, and of their gradients as they are gathered."""
+    """Measurements. lengths: tokens of each slice. samples: layer → kind and slice → µs. kv_bytes: layer → bytes of a
+    sequence's keys and values, and of their gradients as they are accumulated."""
 
     lengths: tuple[int, ...]
     samples: dict[int, Samples]
@@ -177,7 +177,7 @@ class SliceTimes:
 
     @property
     def cuts(self) -> tuple[float, ...]:
-        """As `zbsolve.features.cuts` has them."""
+        """The boundaries of slices, as in `zbsolve.features.cuts`."""
         return tuple(length / sum(self.lengths) for length in accumulate(self.lengths, initial=0))
 
     def named(self, names: Sequence[str]) -> dict[str, list[float]]:
@@ -187,7 +187,7 @@ class SliceTimes:
 
 
 def cutting_of(slices: Slices, model: Model) -> Cutting | None:
-    """How the model's sequences are cut; None: they are not. Raises BadInput, also where they do not make these slices."""
+    """How the model's sequences are split; None: they are not. Raises BadInput, also if they do not yield these slices."""
     spec = said_of(slices)
     if spec.number == 1:
         return None
@@ -201,8 +201,8 @@ def cutting_of(slices: Slices, model: Model) -> Cutting | None:
 def time_slices(
     model: Model, through: Flow, kinds: Sequence[int], cutting: Cutting, bench: Bench, progress: Progress
 ) -> SliceTimes:
-    """Times of the layers `kinds` in slices, of each slice one after the other as a rank would run them; where memory does
-    not suffice for that, one layer at a time. Raises BadInput naming the layer that cannot be cut, and for a model without
+    """Times of the layers `kinds` in slices, with the layers of each slice in order as a rank would run them; if memory does
+    not suffice for that, one layer at a time. Raises BadInput naming the layer that cannot be split, and for a model without
     causal attention in `sliced_attention`."""
     tokens = next(int(leaf.shape[1]) for leaf in leaves_of(model.batch(0, 0)[0]) if isinstance(leaf, Tensor))
     calls = dict[int, list[_Call]]()
@@ -227,7 +227,7 @@ def _timed_together(
     calls: Mapping[int, Sequence[_Call]],
     progress: Progress,
 ) -> dict[int, Samples]:
-    """Samples of each of these layers; where memory does not suffice for all, of one after the other."""
+    """Samples of each of these layers; if memory does not suffice for all, of one after the other."""
     timer = PassTimer(bench.device)
     progress(f"slices of {len(kinds)} layers" if len(kinds) > 1 else f"slices of {place(model, kinds[0])}")
     try:
@@ -242,7 +242,7 @@ def _timed_together(
 
 
 def _calls(model: Model, i: int, through: Flow, bench: Bench, cutting: Cutting) -> list[_Call]:
-    """What layer i calls attention with. Raises BadInput where the layer cannot be cut."""
+    """The arguments of attention in layer i. Raises BadInput if the layer cannot be split."""
     layer = built(model, [i], bench.device)[0]
     x = model.batch(0, 0)[0] if i == 0 else through.example(i, torch.randn)
     last = i == len(model.layers) - 1
@@ -264,9 +264,9 @@ def _rounds(
     timer: PassTimer,
     calls: Mapping[int, Sequence[_Call]],
 ) -> Iterator[dict[int, Samples]]:
-    """Samples of rounds without end: all slices of a microbatch of each copy of these layers, layers and copies in turn so
-    that a pass finds nothing in a cache that training would not leave there, the first slice's no less than the others';
-    and attention of whole sequences, layer by layer."""
+    """Samples of an endless series of rounds: all slices of a microbatch for each copy of these layers, alternating so that
+    a pass finds nothing in a cache that training would not leave there, in the first slice as in the others; and attention
+    of whole sequences, layer by layer."""
     sets = rotated(model, kinds, through.inputs, bench.device, bench.cache, None, bench.parts)
     stages = [stage for row in sets[:MAX_COPIES] for stage in row]
     feeds = {i: alone(model, i, through, bench.device) for i in kinds}
@@ -281,14 +281,14 @@ def _rounds(
         samples: dict[int, Samples] = {i: {} for i in kinds}
         for i, kind, device_us, _ in timer.drain():
             name, _, number = kind.partition("/")
-            if not number or (int(number) in timed and (split or name == "BW")):  # problems know one F
+            if not number or (int(number) in timed and (split or name == "BW")):  # problems have a single F
                 samples[i].setdefault(kind, []).append(device_us)
         yield samples
         step += 1
 
 
 def positions(count: int) -> set[int]:
-    """Numbers of slices that are timed, first and last among them."""
+    """Numbers of the slices that are timed, including the first and the last."""
     return {round(point) for point in np.linspace(0, count - 1, min(POSITIONS, count)).tolist()}
 
 
@@ -299,7 +299,7 @@ def _turn(
     timer: PassTimer,
     split: bool,
 ) -> None:
-    """All slices of a microbatch on each stage, forward in order and backward the other way round."""
+    """All slices of a microbatch on each stage, forward in order and backward in reverse."""
     both = zip(sliced, inputs, strict=True)
     parts = [(cutting.parts({0: x}, "input"), _targets(stage, cutting, y)) for (stage, _), (x, y) in both]
     gradients: dict[tuple[int, int], Any] = {}
@@ -330,7 +330,7 @@ def _time_attention(i: int, calls: Sequence[_Call], timer: PassTimer) -> None:
 
 
 def _sampled(rounds: Iterator[dict[int, Samples]], seconds: float) -> dict[int, Samples]:
-    """Samples of rounds behind some that warm up, for so many seconds, but of a few rounds in any case."""
+    """Samples of rounds after some warm-up rounds, for this many seconds, but at least a few rounds."""
     for _ in range(WARM_ROUNDS):
         next(rounds)
     samples: dict[int, Samples] = {}

@@ -1,5 +1,5 @@
-"""Rounds: the model's layers, each a stage of its own, are run and timed exactly as the executor runs passes;
-layers that a mesh spreads, by all its ranks together."""
+"""Rounds: the model's layers, each as its own stage, run and timed exactly as the executor runs passes; layers sharded over
+a mesh, by all its ranks together."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from .dataflow import Flow
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """This rank's place in a mesh. group: the ranks along all dimensions other than pipeline and data, which run the same
-    rounds; None: only this rank. measures: this rank measures layers; those of the first pipeline rank and the first data
-    coordinate do."""
+    """This rank within a mesh. group: the ranks along all dimensions except pipeline and data, which run the same rounds;
+    None: this rank alone. measures: whether this rank measures layers, which those of the first pipeline rank and the first
+    data coordinate do."""
 
     mesh: PipelineMesh
     group: Any
@@ -47,7 +47,7 @@ class Spread:
 
     @property
     def beside(self) -> bool:
-        """Is this rank in another pipeline than the first?"""
+        """Whether this rank is in another pipeline than the first."""
         return bool(self.mesh.place) or any(self.mesh.whole.get_local_rank(name) for name in self.mesh.others)
 
     def check(self, model: Model) -> None:
@@ -57,7 +57,7 @@ class Spread:
             raise BadInput(f"profile --mesh: model '{model.name}' has no parallelize(stage, mesh), which {name} needs")
 
     def layers(self, model: Model, numbers: Sequence[int], layers: Sequence[nn.Module]) -> list[nn.Module]:
-        """These layers, as one stage, after the model's `parallelize` had them. Raises BadInput."""
+        """These layers, as one stage, after the model's `parallelize` was applied. Raises BadInput."""
         modules = dict(zip(numbers, layers, strict=True))
         if model.parallelize is not None:
             names = {i: str(i) for i in numbers}
@@ -67,7 +67,7 @@ class Spread:
         return [modules[i] for i in numbers]
 
     def agreed(self, value: bool) -> bool:
-        """What the first of the ranks that measure together says."""
+        """The value on the first of the ranks that measure together."""
         if self.group is None:
             return value
         verdict = torch.tensor([int(value)])
@@ -79,8 +79,8 @@ class Spread:
 
 
 def joined(text: str, timeout: float, device: torch.device) -> Spread:
-    """This rank, which computes on `device`, in the mesh of this text. Its process groups may wait for `timeout` seconds.
-    All of torchrun's ranks call this. Raises BadInput."""
+    """This rank, which computes on `device`, in the mesh described by `text`. Its process groups time out after `timeout`
+    seconds. All of torchrun's ranks call this. Raises BadInput."""
     place, sizes = torchrun_environment(), named_sizes(text)
     wanted = math.prod(sizes.values())
     if place is None:
@@ -95,7 +95,7 @@ def joined(text: str, timeout: float, device: torch.device) -> Spread:
 
 
 def bytes_here(model: Model, stages: Sequence[Stage]) -> tuple[tuple[int, ...], Tied]:
-    """Bytes of each layer's parameters on this rank, and of each parameter that several layers hold, with their numbers.
+    """Bytes of each layer's parameters on this rank, and of each parameter that several layers share, with their numbers.
     stages: all layers of the model, one each."""
     layers = [stage.layers[0] for stage in stages]
     sizes = tuple(sum(local_bytes(p) for p in layer.parameters()) for layer in layers)
@@ -150,12 +150,12 @@ BY_LAYERS = parts_by_name("layers")
 
 
 def stages_of(model: Model, taken: Sequence[int]) -> list[Stage]:
-    """The layers `taken`, each as a stage whose `first` is the layer's number in the model, split by layers."""
+    """The layers `taken`, each as a stage whose `first` is the layer's number in the model, split layer by layer."""
     return [_stage(model, i, layer, BY_LAYERS) for i, layer in zip(taken, model.build(taken), strict=True)]
 
 
 def built(model: Model, numbers: Sequence[int], device: torch.device) -> list[nn.Module]:
-    """These layers, made on the device: a GPU draws at once the random numbers that take one core a minute."""
+    """These layers, created on the device: a GPU draws random numbers at once that take a core a minute."""
     with device:
         layers = model.build(numbers)
     # Some were made before the model was named. (Fake tensors, which are the CPU's, do not move.)
@@ -171,11 +171,11 @@ def rotated(
     spread: Spread | None = None,
     parts: Parts = BY_LAYERS,
 ) -> list[list[Stage]]:
-    """The layers `taken` as stages, in several copies that take turns. inputs: what goes into each layer of the model.
-    spread: the mesh that each copy is spread over. parts: how layers are split.
+    """The layers `taken` as stages, in several copies that take turns. inputs: the input of each layer of the model. spread:
+    the mesh over which each copy is sharded. parts: how the backward of layers is split.
 
-    There are as many copies as it takes for a pass to find nothing of its layer in a cache of `cache` bytes (0: one copy),
-    as in training, where other layers ran meanwhile.
+    There are as many copies as needed so that a pass finds nothing of its layer in a cache of `cache` bytes (0: one copy),
+    as in training, where other layers ran in between.
     """
     layers = built(model, taken, device)
     size = sum(p.numel() * p.element_size() for layer in layers for p in layer.parameters())
@@ -193,7 +193,7 @@ def _stage(model: Model, i: int, layer: nn.Module, parts: Parts) -> Stage:
 
 
 def batches(model: Model, device: torch.device) -> Feed:
-    """Feeds the model's own microbatches, on `device`: those of the first one's shapes, and the first in place of others."""
+    """Feeds the model's own microbatches, on `device`: those shaped like the first one, and the first instead of others."""
     first = model.batch(0, 0)
 
     def feed(microbatch: int, step: int) -> tuple[Any, Any]:
@@ -214,7 +214,8 @@ def _shapes(batch: Any) -> list[torch.Size]:
 
 
 def alone(model: Model, i: int, through: Flow, device: torch.device) -> Feed:
-    """Feeds layer i by itself: with random numbers where another layer would make its input, which is as in `through`."""
+    """Feeds layer i by itself: with random values for an input that another layer would produce, as described in
+    `through`."""
     own = batches(model, device)
     if i == 0:
         return own
@@ -226,9 +227,9 @@ def alone(model: Model, i: int, through: Flow, device: torch.device) -> Feed:
 
 
 def rounds(sets: Sequence[list[Stage]], feed: Feed, timer: PassTimer, recompute: bool = False) -> Iterator[list[Sample]]:
-    """Rounds without end, in turn with B and W, with fused BW, and (`recompute`) with X. Yields the samples of each.
+    """An endless series of rounds, alternating B and W, fused BW, and (`recompute`) X. Yields the samples of each.
 
-    sets: copies of the stages (see `rotated`), of which each microbatch takes the next. Gradients are kept and added to, as
+    sets: copies of the stages (see `rotated`); each microbatch uses the next. Gradients exist and are accumulated into, as
     in the middle of a training step.
     """
     step = 0
@@ -239,8 +240,8 @@ def rounds(sets: Sequence[list[Stage]], feed: Feed, timer: PassTimer, recompute:
         step += 1
 
 
-# What counts of each turn. The forward of a fused or recomputed backward does not: problems know one F. A backward behind X
-# is like any other.
+# The kinds that count in each turn. The forward of a fused or recomputed backward does not: problems have a single F. A
+# backward after X is like any other.
 SAMPLED = {"split": {"F", "B", "W"}, "fused": {"BW"}, "recompute": {"X"}}
 
 
@@ -270,8 +271,8 @@ def _round(sets: Sequence[list[Stage]], inputs: list[tuple[Any, Any]], timer: Pa
 def updates(
     sets: Sequence[list[Stage]], make: Callable[[list[nn.Parameter]], Any], timer: PassTimer, times: int
 ) -> list[Sample]:
-    """Samples of the optimizer's step of every layer, `times` each behind one that makes its state. Copies take turns, and
-    only one layer's state is there at a time. make: makes an optimizer of parameters."""
+    """Samples of the optimizer step of every layer, `times` each after one that creates its state. Copies take turns, and
+    only one layer's state exists at a time. make: creates an optimizer of parameters."""
     rows: list[Sample] = []
     for same in zip(*sets, strict=True):
         trained = [[p for p in stage.parameters() if p.grad is not None] for stage in same]

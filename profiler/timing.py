@@ -1,5 +1,5 @@
-"""How long passes take: rounds are run until medians are known well enough or time is up; and what disturbed them;
-also as CUDA graphs, as a captured run replays them."""
+"""How long passes take: rounds are run until medians are accurate enough or time is up; and what disturbed them; also as
+CUDA graphs, as a captured run replays them."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from .stage_rounds import (
 
 
 class CapturedStage:
-    """A stage whose passes replay graphs, turn by turn; it stands for the stage in `rounds`. A turn that cannot be captured
-    runs as it is. All microbatches share the graphs' memory: times do not depend on numbers.
+    """A stage whose passes replay graphs, turn by turn; it replaces the stage in `rounds`. A turn that cannot be captured
+    runs eagerly. All microbatches share the graphs' memory: times do not depend on values.
 
-    x, target: what goes in, on a GPU. stream: what is captured is enqueued there. why: turn → why it is not captured.
+    x, target: inputs, on a GPU. stream: where captured work is enqueued. why: turn → why it is not captured.
     """
 
-    layers = ()  # of which side inputs are asked: passes with some are not captured
+    layers = ()  # read for side inputs: passes with any are not captured
 
     def __init__(self, stage: Stage, x: Any, target: Any, stream: Any) -> None:
         self.first, self.loss = stage.first, stage.loss
@@ -66,7 +66,7 @@ class CapturedStage:
                 stage.forget()
 
     def parameters(self) -> list[nn.Parameter]:
-        """The stage's."""
+        """The stage's parameters."""
         return self._stage.parameters()
 
     def forward(self, microbatch: int, x: Any, target: Any, *, split: bool, recompute: bool) -> Any:
@@ -82,7 +82,7 @@ class CapturedStage:
             self._stage.recompute(microbatch)
 
     def backward(self, microbatch: int, gradients: Any) -> Any:
-        """B, or BW: of the gradients that were captured, whatever is given."""
+        """B, or BW: always with the captured gradients, ignoring `gradients`."""
         if self._replayed("BW" if self._turn == "fused" else "B"):
             return self._made[self._turn].gradients
         return self._stage.backward(microbatch, gradients)
@@ -99,11 +99,11 @@ class CapturedStage:
         return graphs is not None
 
     def _captured(self, name: str) -> tuple[dict[str, Any], Turn]:
-        """Kind → graph of one turn, and the tensors that they read and make. The turn runs as it is before. Nothing is
-        seeded, which a capture may not do: times are the same for any random numbers."""
+        """Kind → graph of one turn, and the tensors that they read and write. The turn runs eagerly before. Random numbers
+        are not seeded, which a capture forbids: times do not depend on them."""
         graphs: dict[str, Any] = {}
         run = partial(turn, self._stage, *self._given, split=name != "fused", recompute=name == "recompute")
-        pool = torch.cuda.graph_pool_handle()  # the turn's own: what F keeps is there until W
+        pool = torch.cuda.graph_pool_handle()  # one per turn: what F saves lives until W
 
         def capture(kind: str, call: Callable[[], Any]) -> Any:
             graph = graphs[kind] = torch.cuda.CUDAGraph()
@@ -111,7 +111,7 @@ class CapturedStage:
             try:
                 return call()
             finally:
-                with suppress(RuntimeError):  # what broke the capture off says why
+                with suppress(RuntimeError):  # the error that aborted the capture is the reason
                     graph.capture_end()
 
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -122,8 +122,7 @@ class CapturedStage:
 
 
 def replayed(sets: Sequence[list[Stage]], feed: Feed) -> tuple[list[list[Any]], dict[tuple[int, str], str]]:
-    """The same copies of stages with their passes captured; and (layer, kind) → why that could not be. feed: as `rounds` has
-    it."""
+    """The same copies of stages with their passes captured; and (layer, kind) → why that failed. feed: as for `rounds`."""
     replays: list[list[Any]] = []
     missing: dict[tuple[int, str], str] = {}
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -142,10 +141,10 @@ def replayed(sets: Sequence[list[Stage]], feed: Feed) -> tuple[list[list[Any]], 
 TIMED_KINDS = ("F", "B", "W", "BW", "X")
 MIN_ROUNDS = 9  # however little time is given
 WARM_ROUNDS = 6
-EXTRA_SECONDS = 20.0  # over what was given: where rounds are longer, fewer are enough
+EXTRA_SECONDS = 20.0  # beyond the given time: if rounds are longer, fewer suffice
 UPDATES = 5
-SETTLED_SPREAD = 0.01  # of a median: known well enough to stop
-ADDITIONS = 2000  # of two numbers, whose median µs is that of an operation
+SETTLED_SPREAD = 0.01  # relative error of a median at which timing stops
+ADDITIONS = 2000  # of two numbers: their median µs is the time of an operation
 CLOCK_SECONDS = 0.2  # between looks at the device's clock
 Progress = Callable[[str], None]
 Clock = Callable[[], int | None]  # MHz now; None where it is not known
@@ -153,7 +152,7 @@ Samples = dict[tuple[int, str], list[float]]
 
 
 class OutOfMemory(RunFailed):
-    """There was not enough memory for a layer even by itself. samples: what was measured before, "<layer>/<kind>" → µs."""
+    """There is not enough memory even for a single layer. samples: what was measured before, "<layer>/<kind>" → µs."""
 
     def __init__(self, text: str, samples: dict[str, list[float]]) -> None:
         super().__init__(text)
@@ -162,11 +161,11 @@ class OutOfMemory(RunFailed):
 
 @dataclass
 class Timed:
-    """What was timed. samples: (layer, kind) → µs on the device, kinds F, B, W, BW, X, U; host: the same on the host. whole:
-    µs of every round with B and W. idle: part of the time in which this process did not run (CPU). alone: layers ran one at
-    a time. copies: of each layer that took turns (the fewest, where layers ran alone). clocks: the device's meanwhile,
-    MHz. eager: what was timed as it is where `samples` are of captured passes; uncaptured: (layer, kind) → why they are
-    not."""
+    """Measured times. samples: (layer, kind) → µs on the device, kinds F, B, W, BW, X, U; host: the same on the host. whole:
+    µs of every round with B and W. idle: share of the time in which this process did not run (CPU). alone: layers ran one at
+    a time. copies: of each layer that took turns (the minimum, if layers ran alone). clocks: the device's during timing,
+    MHz.
+    eager: times of eager passes if `samples` are of captured ones; uncaptured: (layer, kind) → why it is not captured."""
 
     samples: Samples
     host: Samples
@@ -181,9 +180,9 @@ class Timed:
 
 @dataclass(frozen=True)
 class Bench:
-    """What times are taken on, and for how long. seconds: at most. cache: the device's, bytes (0: passes may find what they
-    need there). clock: reads the device's. spread: the mesh that layers are spread over; None: there is none. parts:
-    how layers are split. capture: time passes as CUDA graphs too."""
+    """How times are measured. seconds: at most. cache: the device's, bytes (0: passes may find their data there). clock:
+    reads the device's. spread: the mesh that layers are sharded over; None: there is none. parts: how the backward of layers
+    is split. capture: time passes as CUDA graphs too."""
 
     device: torch.device
     seconds: float
@@ -194,12 +193,12 @@ class Bench:
     capture: bool = False
 
     def agreed(self, value: bool) -> bool:
-        """What all ranks that measure together do."""
+        """The decision of all ranks that measure together."""
         return value if self.spread is None else self.spread.agreed(value)
 
 
 def _settled(samples: Samples) -> bool:
-    """Is every kind of pass that matters (1 % of all time) known to SETTLED_SPREAD?"""
+    """Whether every kind of pass that matters (1 % of all time) is known to SETTLED_SPREAD."""
     total = sum(median(times) for times in samples.values())
     return all(median_error(times) <= SETTLED_SPREAD or median(times) < 0.01 * total for times in samples.values())
 
@@ -207,9 +206,9 @@ def _settled(samples: Samples) -> bool:
 def time_layers(
     model: Model, through: Flow, taken: Sequence[int], bench: Bench, make: Callable[..., object], progress: Progress
 ) -> tuple[Timed, list[Stage]]:
-    """Times of the layers `taken`, one after the other as a rank would run them, and one of their copies as stages. Where
-    memory does not suffice for that, layers run one at a time, and no stages are returned. make: makes an optimizer of
-    parameters. Raises BadInput naming the pass and the layer that fail, OutOfMemory where not even one layer fits."""
+    """Times of the layers `taken`, in order as a rank would run them, and one of their copies as stages. If memory does not
+    suffice for that, layers run one at a time, and no stages are returned. make: creates an optimizer of parameters. Raises
+    BadInput naming the pass and the layer that fail, OutOfMemory if not even one layer fits."""
     timed = Timed({}, {})
     timer = PassTimer(bench.device)
     try:
@@ -281,7 +280,7 @@ def _run(
 
 
 def _run_captured(timed: Timed, sets: list[list[Stage]], feed: Feed, bench: Bench, progress: Progress) -> None:
-    """The same with passes that were captured, which count in place of those that ran as they are."""
+    """The same with captured passes, whose times replace the eager ones."""
     progress("capturing passes")
     replaying, timed.uncaptured = replayed(sets, feed)
     captured = Timed({}, {})
@@ -294,8 +293,8 @@ def _run_captured(timed: Timed, sets: list[list[Stage]], feed: Feed, bench: Benc
 
 
 def wanted(done: int, elapsed: float, seconds: float) -> bool:
-    """Whether there is to be another round: for as long as was asked, and MIN_ROUNDS in any case, or one of each turn where
-    those would take EXTRA_SECONDS more."""
+    """Whether to run another round: for the requested time, and at least MIN_ROUNDS, or one of each turn if those would take
+    EXTRA_SECONDS more."""
     return elapsed < seconds or done < (MIN_ROUNDS if elapsed < seconds + EXTRA_SECONDS else len(TURNS))
 
 
@@ -306,14 +305,14 @@ def _keep(timed: Timed, rows: Sequence[tuple[int, str, float, float]]) -> None:
 
 
 def host_times(model: Model, through: Flow, taken: Sequence[int]) -> dict[tuple[int, str], float]:
-    """(layer, kind) → µs that the host spends on a pass at the least: its operations, counted under fake tensors, times what
-    one costs here on a single number. (On the meta device one would cost more than the whole pass: torch computes shapes in
-    Python there.) Empty where a layer does not run under fake tensors."""
+    """(layer, kind) → minimum µs of host time for a pass: its operations, counted with fake tensors, times the cost of one
+    operation on a single number here. (On the meta device one would cost more than the whole pass: torch computes shapes in
+    Python there.) Empty if a layer does not run with fake tensors."""
     mode = fake_mode()
     try:
         with mode, quiet():
             counted = passes(stages_of(model, taken), through, batch_of(model, mode))
-    except Exception:  # it ran with real ones: what fails here is about fake ones
+    except Exception:  # it ran with real tensors, so only fake ones fail
         return {}
     number, timer = torch.ones(()), PassTimer(torch.device("cpu"))
     for _ in range(ADDITIONS):

@@ -1,4 +1,4 @@
-"""A model's output layer, loss and input embedding cut out to be sharded, by the executor's own functions."""
+"""Splits a model's output layer, loss and input embedding from it for sharding, with the executor's own functions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from zbsolve.util.errors import BadInput
 from .dataflow import Flow, example
 from .stage_rounds import built
 
-RANKS = (2, 4, 8, 16, 32, 64)  # that shards are looked at for
-Around = Callable[[str, Callable[[], Any]], Any]  # runs a pass of this name, and does something around it
+RANKS = (2, 4, 8, 16, 32, 64)  # for which shards are examined
+Around = Callable[[str, Callable[[], Any]], Any]  # runs a pass of this name, possibly with other work before and after
 
 
 class Rest(NamedTuple):
-    """What is left of a layer. stage: runs it, as an inner one; given: goes in. number: the layer's."""
+    """The rest of a layer. stage: runs it, as an inner one; given: its input. number: the layer's."""
 
     stage: Stage
     given: Any
@@ -39,11 +39,11 @@ class Rest(NamedTuple):
 
 @dataclass(frozen=True)
 class Cut:
-    """What a sharded vocabulary takes out of a model. loss: of logits. weight (V, h), bias (V,) or None: of the output.
-    table, scale: the input embedding's rows, (V, h), where it has as many, and what vectors are multiplied by; tied: these
-    rows are the output's. rests: what is left of the last layer and, where there is a table, of the first. hidden: last
-    hidden states of a microbatch, (…, h); tokens, labels: its own (tokens where there is a table). ranks: numbers of shards
-    that are looked at."""
+    """The parts of a model that a sharded vocabulary replaces. loss: of logits. weight (V, h), bias (V,) or None: of the
+    output layer. table, scale: the input embedding's rows, (V, h), if it is sharded, and the factor of its vectors; tied:
+    these rows are the output's weight. rests: the rest of the last layer and, with a table, of the first. hidden: last
+    hidden states of a microbatch, (…, h); tokens, labels: of that microbatch (tokens with a table). ranks: numbers of shards
+    that are examined."""
 
     loss: CrossEntropy
     weight: nn.Parameter
@@ -63,12 +63,13 @@ class Cut:
         return int(self.weight.shape[0])
 
     def output(self, ranks: int, rows: Callable[[Tensor], Iterator[slice]] = blocks) -> OutputShard:
-        """The largest shard of the output layer, with parameters and gradients of its own. rows: of logits, that S takes."""
+        """The largest shard of the output layer, with its own parameters and gradients. rows: yields blocks of logits for
+        S."""
         bias = None if self.bias is None else self._shard(self.bias, ranks)
         return OutputShard(self._shard(self.weight, ranks), bias, 0, self.size, self.loss, rows)
 
     def embedding(self, ranks: int) -> EmbeddingShard | None:
-        """The largest shard of the embedding, likewise, where that is sharded."""
+        """The largest shard of the embedding, likewise, if that is sharded."""
         return None if self.table is None else EmbeddingShard(self._shard(self.table, ranks), 0, self.size, scale=self.scale)
 
     def parameter_bytes(self, ranks: int, *, frozen: bool = False) -> int:
@@ -85,8 +86,8 @@ class Cut:
 
 
 def cut_of(model: Model, through: Flow, batch: tuple[Any, Any], make: Callable[..., Tensor] = torch.empty) -> Cut:
-    """The vocabulary of `model`, whose ends are built here, on the batch's device. make: makes the numbers of a tensor (see
-    `example`). Raises BadInput where the output layer or the loss is none that can be sharded."""
+    """The vocabulary of `model`, whose first and last layers are built here, on the batch's device. make: creates a tensor's
+    values (see `example`). Raises BadInput if the output layer or the loss cannot be sharded."""
     last = len(model.layers) - 1
     if through.sides:
         raise BadInput("side inputs do not go with a sharded vocabulary yet")
@@ -106,7 +107,7 @@ def cut_of(model: Model, through: Flow, batch: tuple[Any, Any], make: Callable[.
         (table_path, scale), tokens = embedding, tokens_of(inputs)
         table = first.get_parameter(_weight(table_path))
         vectors = make((*tokens.shape, table.shape[1]), device=device).to(table.dtype).requires_grad_()
-        # An inner stage: the gradient of what is looked up is needed.
+        # An inner stage, since the embedding's vectors need a gradient.
         rests.append(Rest(Stage([without_embedding(first, table_path)], 1), (inputs, vectors), 0))
     tied = table is not None and table is output.weight
     if not tied and any((last, _weight(path)) in map(tuple, group) for group in model.tied):
@@ -121,8 +122,8 @@ def _weight(path: str) -> str:
 
 
 def _table(first: nn.Module, output: nn.Linear) -> tuple[str, float] | None:
-    """Where the input embedding is inside the first layer, and what it multiplies vectors by, where it can be sharded as the
-    output layer is."""
+    """The name of the input embedding inside the first layer, and the factor of its vectors, if it can be sharded together
+    with the output layer."""
     try:
         path, scale = embedding_of(first, 0)
     except BadInput:
@@ -131,8 +132,8 @@ def _table(first: nn.Module, output: nn.Linear) -> tuple[str, float] | None:
 
 
 def run_shard(output: OutputShard, hidden: Tensor, labels: Tensor, ranks: int, barriers: int, around: Around) -> None:
-    """S, the shard's own work at the barrier ("merge"), and T of one microbatch, one after the other. ranks: of the shards
-    in all, for which this one stands."""
+    """S, the shard's own work at the barrier ("merge"), and T of one microbatch, in order. ranks: the number of shards in
+    total, for which this one is representative."""
     kept = around("S", lambda: pass_s(output, hidden, labels, barriers))
 
     def barrier() -> Merged:
@@ -146,6 +147,6 @@ def run_shard(output: OutputShard, hidden: Tensor, labels: Tensor, ranks: int, b
 
 
 def run_table(shard: EmbeddingShard, tokens: Tensor, around: Around) -> None:
-    """The look-up of one microbatch ("VE"), and the gradient of the shard's rows ("VS")."""
+    """The embedding look-up of one microbatch ("VE"), and the gradient of the shard's rows ("VS")."""
     vectors = around("VE", lambda: look_up(shard, tokens))
     around("VS", lambda: add_gradient(shard, tokens, vectors))

@@ -1,5 +1,5 @@
-"""What a sharded vocabulary costs, and how long its passes take: shards of the real output layer and embedding, and what is
-left of the layers, run as the executor runs them."""
+"""The costs of a sharded vocabulary, and the times of its passes: shards of the real output layer and embedding, and the
+rest of their layers, run as in the executor."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .stage_rounds import TURNS, PassTimer, rounds
 from .timing import Bench, Progress
 from .vocabulary_cut import Cut, Rest, cut_of, run_shard, run_table
 
-Times = Mapping[str, float]  # of each pass by name, µs
+Times = Mapping[str, float]  # pass name → µs
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Where numbers come from. shard(ranks, barriers): times of S, "merge" and T; held: bytes (see `held_by_shard`).
-    table(ranks): times of VE and VS. rest: what is left of a layer, with the sizes that a Layer has."""
+    """The source of numbers. shard(ranks, barriers): times of S, "merge" and T; held: bytes (see `held_by_shard`).
+    table(ranks): times of VE and VS. rest: the rest of a layer, with the sizes of a Layer."""
 
     shard: Callable[[int, int], Times]
     held: Callable[[int, int], tuple[int, int]]
@@ -43,14 +43,14 @@ class Clock:
 
 
 def vocabulary_costs(source: str, cut: Cut, clock: Clock) -> VocabularyCosts:
-    """All of it. source: as in `VocabularyCosts`. cut: of fake tensors."""
+    """All costs. source: as in `VocabularyCosts`. cut: with fake tensors."""
     rests = [clock.rest(rest, costs_of([held_by(rest.stage, rest.given, cut.labels)])[0]) for rest in cut.rests]
     with_table = len(rests) > 1
     return VocabularyCosts(
         source,
         cut.size,
         cut.hidden.nbytes,
-        # of one shard, the smallest, since all have as many
+        # from the smallest shard: all have the same number of statistics
         int(pass_s(cut.output(cut.size), cut.hidden, cut.labels, 2).statistics.nbytes),
         cut.rests[0].number,
         rests[0],
@@ -62,7 +62,7 @@ def vocabulary_costs(source: str, cut: Cut, clock: Clock) -> VocabularyCosts:
 
 
 def counted_shard(cut: Cut, ranks: int, barriers: int) -> PassOps:
-    """The operations of S, "merge" and T. cut: of fake tensors."""
+    """The operations of S, "merge" and T. cut: with fake tensors."""
     ops: PassOps = {}
     shard = cut.output(ranks, lambda logits: _few_blocks(logits, ops["S"]))
     run_shard(shard, cut.hidden, cut.labels, ranks, barriers, counting(ops))
@@ -70,7 +70,7 @@ def counted_shard(cut: Cut, ranks: int, barriers: int) -> PassOps:
 
 
 def counted_table(cut: Cut, ranks: int) -> PassOps:
-    """The operations of VE and VS; none where the embedding is not sharded."""
+    """The operations of VE and VS; none if the embedding is not sharded."""
     ops: PassOps = {}
     shard = cut.embedding(ranks)
     if shard is not None:
@@ -79,8 +79,8 @@ def counted_table(cut: Cut, ranks: int) -> PassOps:
 
 
 def _few_blocks(logits: Tensor, ops: list[Op]) -> Iterator[slice]:
-    """Of the blocks of a shard's logits, which may be hundreds, the first two and the last: all but that are alike. `ops`
-    are those of the pass; the second block's are added for each that is left out."""
+    """The first two and the last block of a shard's logits, which may have hundreds of blocks: all but the last are equal.
+    `ops` are those of the pass; the second block's are added for each block left out."""
     *alike, last = blocks(logits)
     before = 0
     for block in alike[:2]:
@@ -101,8 +101,8 @@ def _one_shard(cut: Cut, ranks: int, clock: Clock) -> ShardCosts:
 
 
 def held_by_shard(cut: Cut, ranks: int, barriers: int) -> tuple[int, int]:
-    """Bytes that S keeps for T, without hidden states and their gradient; the most that a pass takes on top of what is there
-    before or after it."""
+    """Bytes that S keeps for T, without hidden states and their gradient; the peak inside a pass beyond what lives before or
+    after it."""
     shard = cut.output(ranks, lambda logits: _few_blocks(logits, []))
     own = [t for tensor in (shard.weight, shard.bias) if tensor is not None for t in (tensor, tensor.grad) if t is not None]
     after: dict[str, int] = {}
@@ -121,15 +121,14 @@ def held_by_shard(cut: Cut, ranks: int, barriers: int) -> tuple[int, int]:
     return after["S"] - partial, max(over)
 
 
-LayerOf = Callable[[int, dict[str, list[float]], dict[str, int], int], Layer]  # of number, samples, sizes, parameter bytes
+LayerOf = Callable[[int, dict[str, list[float]], dict[str, int], int], Layer]  # from number, samples, sizes, parameter bytes
 WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 1, 5, 20  # of each shard
 TIME_SHARE, MIN_SECONDS = 0.5, 5.0  # of the time for layers
-USUAL_RANKS = 8  # come first, and then their neighbours
+USUAL_RANKS = 8  # measured first, then their neighbours
 
 
 class MeasuredVocabulary(NamedTuple):
-    """What a sharded vocabulary costs, every sample (see `Profile.samples`), and why nobody knows where there are no
-    costs."""
+    """The costs of a sharded vocabulary, every sample (see `Profile.samples`), and, if there are no costs, the reason."""
 
     costs: VocabularyCosts | None
     samples: dict[str, list[float]]
@@ -137,11 +136,11 @@ class MeasuredVocabulary(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int] | None:
-        """Bytes that collectives send: hidden states, and what one shard tells the others."""
+        """Bytes that collectives send: hidden states, and one shard's softmax statistics."""
         return None if self.costs is None else (self.costs.hidden_bytes, self.costs.statistic_bytes)
 
     def together(self, ranks: int, collectives: dict[str, list[float]]) -> MeasuredVocabulary:
-        """The same with collectives that were measured between so many ranks: kind → samples, µs."""
+        """The same with collectives measured between this many ranks: kind → samples, µs."""
         if self.costs is None or not collectives:
             return self
         known: dict[str, Any] = {kind: median(row) for kind, row in collectives.items()}
@@ -152,7 +151,7 @@ class MeasuredVocabulary(NamedTuple):
 
 @dataclass(frozen=True)
 class VocabularyTimes:
-    """What was timed. shards: (ranks, barriers) → pass → samples, µs; tables: ranks → the same; rests: layer → kind → the
+    """Measured times. shards: (ranks, barriers) → pass → samples, µs; tables: ranks → the same; rests: layer → kind → the
     same. held: (ranks, barriers) → bytes, on a CPU (see `held_by_shard`)."""
 
     shards: dict[tuple[int, int], dict[str, list[float]]] = field(default_factory=dict)
@@ -166,8 +165,8 @@ class VocabularyTimes:
         return sorted(ranks for ranks, barriers in self.shards if barriers == 2)
 
     def samples(self, names: tuple[str, ...]) -> dict[str, list[float]]:
-        """All of them by name, as in a profile. names: of the model's layers."""
-        parts: dict[tuple[Any, Any], dict[str, list[float]]] = dict(self.shards)  # place, and what stands behind a pass
+        """All samples by name, as in a profile. names: of the model's layers."""
+        parts: dict[tuple[Any, Any], dict[str, list[float]]] = dict(self.shards)  # location, and the suffix of a pass
         parts |= {(ranks, ""): rows for ranks, rows in self.tables.items()}
         parts |= {(names[i], ""): rows for i, rows in self.rests.items()}
         named = [(f"vocabulary/{at}/{name}{end}", row) for (at, end), rows in parts.items() for name, row in rows.items()]
@@ -175,23 +174,23 @@ class VocabularyTimes:
 
 
 def measured_vocabulary(model: Model, through: Flow, bench: Bench, layer: LayerOf, progress: Progress) -> MeasuredVocabulary:
-    """The vocabulary of `model`, timed on `bench`. layer: makes a layer."""
+    """The vocabulary of `model`, timed on `bench`. layer: builds a Layer."""
     try:
         times = time_vocabulary(model, through, bench, progress)
         return MeasuredVocabulary(measured_costs(model, through, times, layer), times.samples(model.layer_names))
-    except Exception as error:  # the model runs: a vocabulary that cannot be looked at is no reason to refuse it
+    except Exception as error:  # the model runs even if its vocabulary cannot be examined
         return MeasuredVocabulary(None, {}, str(error) if isinstance(error, BadInput) else one_line(error))
 
 
 def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progress) -> VocabularyTimes:
-    """Times of one microbatch. Numbers of ranks whose rounds would take too long are left out, but for one, and for
-    torchrun's. Raises BadInput where the vocabulary is none that can be sharded."""
+    """Times of one microbatch. Numbers of ranks whose rounds would take too long are left out, except one and torchrun's.
+    Raises BadInput if the vocabulary cannot be sharded."""
     cut, timer = cut_of(model, through, batch_of(model, device=bench.device), torch.randn), PassTimer(bench.device)
     times, until = VocabularyTimes(), time.monotonic() + max(MIN_SECONDS, TIME_SHARE * bench.seconds)
     for rest in cut.rests:
         progress("what a sharded vocabulary leaves of the layers")
         times.rests[rest.number] = _rest(rest, cut, timer)
-    together = dist.get_world_size() if dist.is_initialized() else 0  # of torchrun, whose collectives are measured too
+    together = dist.get_world_size() if dist.is_initialized() else 0  # torchrun's, whose collectives are measured
     wanted = {*cut.ranks, *([together] if 1 < together <= cut.size else [])}
     most, each = max(wanted), _seconds_a_turn(cut, max(wanted), timer)
     for done, ranks in enumerate(sorted(wanted, key=lambda count: (count != together, abs(count - USUAL_RANKS), count))):
@@ -214,8 +213,7 @@ def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progres
 
 
 def measured_costs(model: Model, through: Flow, times: VocabularyTimes, layer: LayerOf) -> VocabularyCosts:
-    """The costs that these times make; bytes that are not known are counted under fake tensors. layer: makes a layer. Raises
-    BadInput."""
+    """The costs from these times; unknown bytes are counted with fake tensors. layer: builds a Layer. Raises BadInput."""
     mode = fake_mode()
     with mode, quiet():
         cut = replace(cut_of(model, through, batch_of(model, mode)), ranks=tuple(times.ranks))
@@ -233,7 +231,7 @@ def _medians(rows: dict[str, list[float]]) -> Times:
 
 
 def _seconds_a_turn(cut: Cut, ranks: int, timer: PassTimer) -> float:
-    """About how long a shard of so many takes for one microbatch."""
+    """About how long one of `ranks` shards takes for one microbatch."""
     begin = time.monotonic()
     run_shard(cut.output(ranks), cut.hidden, cut.labels, ranks, 1, partial(timer.run, 0))
     timer.drain()
@@ -252,7 +250,7 @@ def _rest(rest: Rest, cut: Cut, timer: PassTimer) -> dict[str, list[float]]:
 
 
 def _sampled(turn: Callable[[], None], timer: PassTimer, seconds: float) -> dict[str, list[float]]:
-    """Pass → samples of turns after one that warms up, for so many seconds, but some in any case."""
+    """Pass → samples of turns after a warm-up, for this many seconds, but at least a few."""
     for _ in range(WARM_ROUNDS):
         turn()
     timer.drain()

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .build.joined import with_fused_backward
-from .kinds import SHARDING, TABLE, WORK
+from .features.table import FEATURES
+from .kinds import TABLE, WORK
 from .partition.file import SPREAD
 from .problem import Problem
 from .profile.profile import Profile
@@ -25,24 +26,21 @@ def step_again(problem: Problem, profile: Profile, memory: str | int | None = No
     memory: bytes a rank; None: the profile's capacity. replicas: needed if the problem has passes C.
 
     Raises BadInput, Infeasible."""
-    kinds = problem.passes.kinds
     if not problem.layers:
         raise BadInput("it does not say how many layers each stage has, so the profile says nothing of its times")
     if sum(problem.layers) != len(profile.layers):
         raise BadInput(f"an order for {sum(problem.layers)} layers, and the profile has {len(profile.layers)}")
     if SPREAD in problem.source:
         raise BadInput("its stages lie on submeshes, and it does not say of how many devices: solve it with the profile")
-    if sharded := [kind for kind in kinds if TABLE[kind].feature == SHARDING]:
-        raise BadInput(f"it has passes {' '.join(sharded)}, and does not say over how many ranks parameters are sharded")
+    given = {} if replicas is None else {"replicas": replicas}
+    for feature in FEATURES:
+        kinds = [kind for kind in problem.passes.kinds if TABLE[kind].feature == feature.name]
+        for field in [row for row in feature.fields if kinds and row.untold and row.name not in given]:
+            raise BadInput(f"it has passes {' '.join(kinds)}, and does not say {field.untold}")
     works, e = problem.passes.that(feature=WORK), problem.edges
     if (works[e.before] & ((e.bytes > 0) | (e.carries > 0))).any() or (works[e.before] != works[e.after]).any():
         raise BadInput("it has work with a moment or bytes of its own (passes J): solve it anew with --work")
-    if "C" in kinds and replicas is None:
-        raise BadInput(
-            "it has passes C, and does not say over how many replicas they sum gradients: check and import have --replicas "
-            "(1: the ranks of each stage alone)"
-        )
-    return timed_by(problem, profile, memory, replicas or 1)
+    return timed_by(problem, profile, memory, **given)
 
 
 def timed_by(problem: Problem, profile: Profile, memory: str | int | None = None, replicas: int = 1) -> Problem:

@@ -12,22 +12,16 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .build.recompute import recomputed_layers
-from .features.cuts import SEQUENCE, WHOLE, Slices, cuts_of, said_of
 from .features.feature import AUTO, NOT_OPEN, Field, is_auto
-from .features.offload import FULL, check_host, copying_work, is_none
-from .features.sharded_vocabulary import LAST, LAST_PARTITION, on_stages
-from .features.sides import has_sides
-from .features.slices import widest_slice
-from .features.staged import Staged, plain_step
+from .features.staged import Staged, costs_of, plain_step
 from .features.table import FEATURES, FIELDS, Seen, check_together
-from .layer import NO_LINK
 from .partition.by_name import SEARCHED, partition_by_name
 from .partition.file import Partition, parse_partition, spread_over
 from .partition.stage_costs import StageCosts
 from .placement import Spot, describe, routes_of
 from .problem import OBJECTIVES, Problem
 from .schedule import Schedule
-from .util.errors import BadInput, Infeasible, Unfit
+from .util.errors import BadInput, Infeasible
 from .util.text import bytes_of_ranks
 
 NAMED = "single, loop (loop4: 4 stages a rank), vee, mirror"
@@ -123,22 +117,14 @@ class PlainStep:
         return any(is_auto(getattr(self, name)) for name in OPEN)
 
     @property
-    def keeping_open(self) -> bool:
-        """Whether recompute or offload is "auto"."""
-        return is_auto(self.recompute) or is_auto(self.offload)
-
-    @property
     def closed(self) -> Self:
         """The step with the simplest value for each field of a feature that is "auto"."""
-        step = self.in_slices(1) if is_auto(self.slices) else self
-        still = [step_field for step_field in FIELDS if is_auto(getattr(step, step_field.name))]
-        return replace(step, **{row.name: row.closed(step) if callable(row.closed) else row.closed for row in still})
+        return replace(self, **{name: value for feature in FEATURES for name, value in feature.closed(self).items()})
 
-    def in_slices(self, slices: Slices) -> Self:
-        """The step in these slices. Attention exchange stays only if there are several equal slices."""
-        asked = said_of(slices)
-        even = asked.number > 1 and not asked.even_work and len(set(asked.lengths)) < 2
-        return replace(self, slices=slices, attention_exchange=self.attention_exchange and even)
+    @property
+    def own_partition(self) -> str:
+        """The partition that one of its features brings, for a step that names none; or ""."""
+        return next(filter(None, (feature.partition(self) for feature in FEATURES)), "")
 
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
@@ -150,42 +136,14 @@ class PlainStep:
         """The placement as text, as users write it."""
         return self.placement if isinstance(self.placement, str) else "/".join(map(describe, self.routes))
 
-    def group_note(self, profile: Any) -> str:
-        """A line for users if a data-parallel group shards parameters or sums gradients and the profile does not know its
-        link; else ""."""
-        if max(self.shards, self.replicas) == 1 or profile.shard_link is not None:
-            return ""
-        what = "gathers and reductions" if self.shards > 1 else "sums over replicas"
-        if profile.link == NO_LINK:
-            return f"{what} take no time: the profile knows no link (give its field 'shard_link')"
-        return f"{what} go over the pipeline's link: the profile has none of the group (field 'shard_link')"
-
-    def copy_ratio(self, profile: Any) -> float | None:
-        """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch occupies the busiest
-        copy stream when all activations are offloaded, over µs that it occupies the busiest rank. None if the profile knows
-        no host link, or nothing can be offloaded. Raises BadInput, Infeasible."""
-        if profile.host is None or has_sides(profile):
-            return None
-        kept = {"recompute": self.closed.recompute, "vocabulary": self.closed.vocabulary, "offload": FULL}
-        plain = {step_field.name: step_field.default for step_field in FIELDS} | kept
-        free = replace(self, memory=None, microbatches=len(self.routes), **plain)
-        try:
-            host = replace(profile.host, memory=None)
-            problem = free.problem(replace(profile, capacity=None, host=host, microbatch_factors=()))
-        except Unfit:
-            return None
-        return copying_work(problem) / problem.work
+    def notes(self, profile: Any) -> tuple[str, ...]:
+        """Lines for users on what the profile does not know of the step's features."""
+        return tuple(filter(None, (feature.note(self, profile) for feature in FEATURES)))
 
     def costs(self, profile: Any) -> StageCosts:
         """Costs and memory of stages made of the profile's layers. With offload or slices there is no memory limit, since
         what is held then depends on the schedule. Raises BadInput."""
-        limit = profile.capacity if self.memory is None else bytes_of_ranks(self.memory, self.ranks)
-        profile = self.model(profile)
-        cuts = cuts_of(self.slices, profile.layers, profile.facts.get(SEQUENCE))
-        limit = limit if is_none(self.offload) and cuts == WHOLE else None
-        model, shard = on_stages(widest_slice(profile, cuts), self.vocabulary, self.ranks)
-        microbatches = self.microbatches * (len(cuts) - 1)
-        return StageCosts.of(model, self.routes, microbatches, limit, self.fused, self.shards, shard)
+        return costs_of(self, self.model(profile), for_schedule=False)
 
     def needs(self, profile: Any, schedule: Schedule) -> tuple[int, ...]:
         """Bytes that each rank needs for a schedule of this step: its peak of activations, and parameters, gradients,
@@ -193,9 +151,8 @@ class PlainStep:
         if isinstance(self.partition, Partition):
             profile = spread_over(profile, self.partition.layers, self.partition.devices, self.partition.scaling)
         costs, layers = self.costs(profile), schedule.problem.layers
-        again = recomputed_layers(self.recompute, layers)
-        parts = zip(*costs.memory.of_ranks(layers, costs.routes, again), schedule.timeline().peak_bytes, strict=True)
-        return tuple(ceil(sum(part)) for part in parts)
+        beside = costs.memory.of_ranks(layers, costs.routes, recomputed_layers(self.recompute, layers))
+        return tuple(ceil(sum(parts)) for parts in zip(*beside, schedule.timeline().peak_bytes, strict=True))
 
     def too_few_layers(self, profile: Any) -> str:
         """Why the profile has too few layers for the stages, or "". If `zbsolve numbers` made the profile, the text says how
@@ -211,8 +168,8 @@ class PlainStep:
 
     def counts(self, profile: Any) -> tuple[int, ...] | None:
         """The layers of each stage; None if partition is None. Raises BadInput, Infeasible."""
-        if self.vocabulary == LAST and self.partition is None:
-            return replace(self, partition=LAST_PARTITION).counts(profile)
+        if self.partition is None and self.own_partition:
+            return replace(self, partition=self.own_partition).counts(profile)
         if isinstance(self.partition, str):
             if why := self.too_few_layers(profile):
                 raise BadInput(why)
@@ -241,7 +198,6 @@ class PlainStep:
                 problem = feature.build(problem, staged)
         except Infeasible as error:
             raise staged.of_memory(error) from None
-        check_host(problem)
         if not problem.work:
             raise BadInput(
                 f"layers: the passes of all {staged.costs.stages} stages round to 0 µs: times of half a µs or less cannot "

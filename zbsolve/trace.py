@@ -41,7 +41,8 @@ class Trace:
     switches: orders that replaced `schedule` later, in the order of their steps.
     steps: a Timeline for each step; times count from the step's common start.
     ready: for each step, when each pass had all its inputs on its rank; start − ready is launch and queueing.
-    losses: the mean loss of each step. peaks: for each step, the most activation bytes that each rank held.
+    losses: the mean loss of each step.
+    peaks: for each step, the most activation bytes that each rank held.
     facts: JSON values about the run (backend, ranks, threads, host, torch version, emulation, gradient check).
     host: for each step, µs that the interpreter took before each pass: from the end of the pass before, less the wait for a
         message; (): not measured.

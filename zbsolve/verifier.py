@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -98,31 +98,26 @@ def _complete_rows(problem: Problem, schedule: Schedule) -> dict[str, Ints] | No
 def _placement(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
     """Streams that do not list each of their passes exactly once."""
     names, passes = problem.names, problem.passes
-    expected: dict[str, list[str]] = {}
-    for i, streams in enumerate(passes.streams.tolist()):
-        for stream in passes.stream_sets[streams]:
-            expected.setdefault(stream, []).append(names[i])
+    expected = {stream: [names[i] for i in rows.tolist()] for stream, rows in problem.members.items()}
     for stream in sorted(set(schedule.order) - set(expected)):
         if schedule.order[stream]:
             first = schedule.order[stream][0]
             yield Violation("unknown", (first,), f"stream {stream} is not in the problem, but lists {first}")
-    index = problem.index
     for stream, wanted in expected.items():
         listed = schedule.order.get(stream, ())
         if len(listed) == len(wanted) and set(listed) == set(wanted):
             continue
-        for name, times in Counter(listed).items():
-            if name not in index:
+        number = Counter(listed)
+        for name, times in number.items():
+            if name not in problem.index:
                 yield Violation("unknown", (name,), f"{stream} lists {name}, which is not in the problem")
-            elif stream not in passes.stream_sets[passes.streams[index[name]]]:
-                home = ", ".join(passes.stream_sets[passes.streams[index[name]]])
+            elif stream not in passes.stream_sets[passes.streams[problem.index[name]]]:
+                home = ", ".join(passes.stream_sets[passes.streams[problem.index[name]]])
                 yield Violation("misplaced", (name,), f"{stream} lists {name}, which belongs to {home}")
             elif times > 1:
                 yield Violation("doubled", (name,), f"{stream} lists {name} {times} times")
-        listed_once = set(listed)
-        for name in wanted:
-            if name not in listed_once:
-                yield Violation("missing", (name,), f"{stream} does not list {name}")
+        for name in (name for name in wanted if name not in number):
+            yield Violation("missing", (name,), f"{stream} does not list {name}")
 
 
 def _unknown_syncs(problem: Problem, schedule: Schedule) -> Iterator[Violation]:
@@ -248,37 +243,44 @@ def _memory(problem: Problem, start: Numbers, end: Numbers, turn: Ints) -> Itera
     edges, rank = problem.edges, problem.passes.rank
     if problem.capacity is not None:
         rows = np.flatnonzero(edges.pool == 0)
-        names = [f"rank {r}" for r in range(len(problem.capacity))]
-        homes = _Homes(rows, rank[edges.before[rows]], rank[edges.after[rows]], names, problem.capacity)
-        yield from _sweep(problem, homes, (start, end, turn))
+        yield from _by_numbers(problem, rows, turn)
+        rooms = {f"rank {r}": room for r, room in enumerate(problem.capacity)}
+        yield from _sweep(problem, rows, rank, rooms, (start, end, turn))
     for number, pool in enumerate(problem.pools, 1):
         if pool.capacity is not None:
-            rows = np.flatnonzero(edges.pool == number)
-            zeros = np.zeros(len(rows), np.int64)
-            yield from _sweep(problem, _Homes(rows, zeros, zeros, [pool.name], [pool.capacity]), (start, end, turn))
+            rows, here = np.flatnonzero(edges.pool == number), np.zeros(len(rank), np.int64)
+            yield from _sweep(problem, rows, here, {pool.name: pool.capacity}, (start, end, turn))
 
 
-class _Homes(NamedTuple):
-    """Memories. rows: edges whose bytes lie there. taking, freeing: the memory where each edge takes and frees them, an
-    index into `names` and `capacities`."""
+def _by_numbers(problem: Problem, rows: Ints, turn: Ints) -> Iterator[Violation]:
+    """Edges that hold bytes for several microbatches begin or end at the first or last of them by number, for example from a
+    gather to the last W. Report where the order has another of these first or last: then more is held than edges say."""
+    names, edges, own = problem.names, problem.edges, np.where(problem.in_microbatch, problem.passes.microbatch, -1)
+    astray = [lane for lane in problem.lanes if (np.diff(turn[lane]) < 0).any()]
+    apart = rows[(edges.bytes[rows] > 0) & (own[edges.before[rows]] != own[edges.after[rows]])] if astray else rows[:0]
+    for a, b in zip(edges.before[apart].tolist(), edges.after[apart].tolist(), strict=True):
+        for inner, outer, late in ((a, b, -1), (b, a, 1)):
+            beside = np.concatenate([edges.after[edges.before == outer], edges.before[edges.after == outer], [inner]])
+            whose = own[[inner, outer]] if own[outer] >= 0 else own[beside][own[beside] >= 0]
+            for lane in (lane for lane in astray if own[inner] >= 0 and inner in lane):
+                mates = lane[(own[lane] >= whose.min()) & (own[lane] <= whose.max())]
+                far = int(mates[(late * turn[mates]).argmax()])
+                if far != inner:
+                    text = f"{names[far]} runs {'after' if late > 0 else 'before'} {names[inner]}, where memory is counted"
+                    yield Violation("memory", (names[far], names[inner]), text)
 
-    rows: Ints
-    taking: Ints
-    freeing: Ints
-    names: Sequence[str]
-    capacities: Sequence[int]
 
-
-def _sweep(problem: Problem, homes: _Homes, times: tuple[Numbers, Numbers, Ints]) -> Iterator[Violation]:
+def _sweep(
+    problem: Problem, rows: Ints, home_of: Ints, rooms: Mapping[str, int], times: tuple[Numbers, Numbers, Ints]
+) -> Iterator[Violation]:
     """Sweep over the starts and ends of passes in every memory. At equal times, frees of passes that began earlier come
-    first, then passes by turn, where one of duration 0 takes and frees."""
+    first, then passes by turn, where one of duration 0 takes and frees. rows: edges with bytes. home_of: pass → its memory,
+    an index into `rooms`."""
     start, end, turn = times
     taken, freed = np.zeros(len(start), np.int64), np.zeros(len(start), np.int64)
-    home_of = np.zeros(len(start), np.int64)
-    before, after, size = (column[homes.rows] for column in (problem.edges.before, problem.edges.after, problem.edges.bytes))
+    before, after, size = (column[rows] for column in (problem.edges.before, problem.edges.after, problem.edges.bytes))
     np.add.at(taken, before, size)
     np.add.at(freed, after, size)
-    home_of[before], home_of[after] = homes.taking, homes.freeing
     takes, frees = np.flatnonzero(taken), np.flatnonzero(freed)
     which = np.concatenate([takes, frees])
     time = np.concatenate([start[takes], end[frees]])
@@ -288,12 +290,12 @@ def _sweep(problem: Problem, homes: _Homes, times: tuple[Numbers, Numbers, Ints]
     which, time, home, change = which[events], time[events], home_of[which[events]], change[events]
     total = np.concatenate([[0], np.cumsum(change)])
     held = total[1:] - total[np.searchsorted(home, home)]  # events are sorted by memory: subtract the total before each one
-    room = np.array([min(limit, ANY_AMOUNT) for limit in homes.capacities], np.int64)
+    room = np.array([min(limit, ANY_AMOUNT) for limit in rooms.values()], np.int64)
     over = np.flatnonzero(held > room[home])
     for where in over[np.unique(home[over], return_index=True)[1]].tolist():
-        name, limit = problem.names[which[where]], homes.capacities[home[where]]
+        name, (place, limit) = problem.names[which[where]], [*rooms.items()][home[where]]
         moment = f"when {name} starts at {time[where]:g} µs"
-        text = f"{homes.names[home[where]]} holds {held[where]} bytes {moment}; its capacity is {limit}"
+        text = f"{place} holds {held[where]} bytes {moment}; its capacity is {limit}"
         yield Violation("memory", (name,), text)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from zbsolve import BadInput, Infeasible, pipeline, verify
+from zbsolve import BadInput, Infeasible, Schedule, pipeline, verify
 from zbsolve.build import with_exchange, with_recompute, with_sharding, with_updates
 from zbsolve.placement import mirror
 from zbsolve.problem import Problem
@@ -56,6 +58,28 @@ def test_recomputed_and_fused_backwards_wait_for_their_gather() -> None:
     problem = with_sharding(with_recompute(plain, held_input=1), 5, 7, parameter_bytes=10, gradient_bytes=3, gathers=2)
     assert arcs(problem, "AGB") == {(f"0AGB{i}", f"0{kind}{i}"): 10 * (kind == "BW") for i in (0, 1) for kind in ("X", "BW")}
     assert arcs(problem, "RS") == {("0BW0", "0RS0"): 3, ("0BW1", "0RS0"): 0}
+
+
+@pytest.mark.parametrize(
+    ("order", "wrong"),
+    [
+        ("0F0 0F1 0F2 0F3 0BW0 0BW1 0BW2 0BW3", ""),
+        ("0F2 0F3 0F0 0F1 0BW2 0BW3 0BW0 0BW1", "0BW2 0BW0"),  # the second group first: gradients are there sooner
+        ("0F1 0F0 0F2 0F3 0BW0 0BW1 0BW2 0BW3", "0F0 0F1"),
+        ("0F0 0F1 0F2 0F3 0BW0 0BW1 0BW3 0BW2", "0BW2 0BW3"),
+    ],
+)
+def test_bytes_go_with_the_last_pass_of_a_group_by_number(order: str, wrong: str) -> None:
+    """What was gathered goes with the last F, or BW, of its two microbatches by number, and so does the count."""
+    plain = pipeline(3, BW=4, placement=(0,), microbatches=4, held_until_B=4, capacity=[60])
+    for gradient_bytes, held in ((1, plain), (0, plain), (1, replace(plain, capacity=None))):
+        problem = with_sharding(held, 5, 7, parameter_bytes=10, gradient_bytes=gradient_bytes, gathers=2)
+        sides = {"comm:0": ("0AG0", "0AGB0", "0AG1", "0AGB1", "0RS0")}
+        if order.startswith("0F2"):
+            sides = {"comm:0": ("0AG1", "0AG0", "0AGB1", "0AGB0", "0RS0")}
+        found = [v.passes for v in verify(problem, Schedule(problem, {"compute:0": tuple(order.split()), **sides}))]
+        counted = held.capacity and wrong and (gradient_bytes or wrong != "0BW2 0BW0")
+        assert found == ([tuple(wrong.split())] if counted else [])
 
 
 def test_two_directions_and_what_ends_the_step() -> None:

@@ -77,6 +77,18 @@ class Views(nn.Module):
         return y, y[:, :4], x, x[:, 1:], y.transpose(0, 1)
 
 
+class Viewed(nn.Module):
+    """Two outputs of one memory, neither of which is a part of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(self.layer(x))
+        return y, y.view_as(y)
+
+
 class Experts(nn.Module):
     """A mixture of experts: how many tokens each gets depends on the numbers."""
 
@@ -134,6 +146,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "autocast": (Autocast, hidden),
     "batch norm": (Residual, image),
     "views": (Views, hidden),
+    "a view of an output": (Viewed, hidden),
     "experts": (Experts, hidden),
     "expert choice": (ExpertChoice, hidden),
     "partly frozen": (PartlyFrozen, hidden),
@@ -232,9 +245,31 @@ class InPlace(nn.Module):
         return x.mul_(2) + 1
 
 
+class Sparse(nn.Embedding):
+    """Its weight's gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__(8, WIDTH, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(torch.arange(8))
+
+
+class HooksInput(nn.Module):
+    """It doubles its input's gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: 2 * gradient)
+        return x.sin()
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
+        (Sparse, "the graph makes a sparse gradient or output"),
+        (HooksInput, "HooksInput puts hooks on its input, which graphs do not run"),
+        (lambda: torch.jit.script(nn.Tanh()), "RecursiveScriptModule is a script, which no graph goes through"),
         (Counts, "Counts's forward changes attributes of self, which a graph would not do"),
         (Replaces, "Replaces's graph gives another buffer mean than eager mode"),
         (Random, "Random cannot be traced: "),
@@ -245,4 +280,4 @@ def test_what_a_graph_would_do_wrong_is_refused(make: Callable[[], nn.Module], w
     layer = make()
     stage = Stage([layer], 1, parts=parts_by_name("graph")([layer], 1, None))
     with pytest.raises(Untraceable, match=f"split graph: layer 1: {why}.*(split auto falls back)"):
-        stage.forward(0, hidden().detach(), None, split=True)
+        stage.forward(0, hidden().requires_grad_(make is not InPlace), None, split=True)

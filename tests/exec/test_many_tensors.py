@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from zbsolve import BadInput
 from zbsolve.exec import Pipeline
 from zbsolve.exec.base.program import Message
+from zbsolve.exec.check import difference
 from zbsolve.exec.feed import split_batch
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.mailbox import Mailbox
@@ -166,6 +167,64 @@ def test_what_nobody_used_has_no_gradient() -> None:
     assert too_far(on_ranks(2, TRIED, f"{__name__}:UNUSED", timeout=100), 1e-12) == {}
 
 
+class Wave(nn.Module):
+    """Complex numbers go on; all layers have one weight."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, nn.Parameter(torch.randn(4, dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.complex128) @ self.weight).conj() * self.bias
+
+
+def waves(numbers: list[int]) -> list[nn.Module]:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(4, 4, dtype=torch.complex128))
+    made = [Wave(weight) for _ in range(4)]
+    return [made[i] for i in numbers]
+
+
+def tables(numbers: list[int]) -> list[nn.Module]:
+    """Gradients of the first layer's table are sparse, and those of the last one's, the same, are not."""
+    torch.manual_seed(0)
+    made = [nn.Embedding(9, 4, sparse=True), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 9, bias=False)]
+    made[3].weight = made[0].weight
+    return [made[i].double() for i in numbers]
+
+
+def drawn(place: int, step: int, words: bool = False) -> Batches:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(3, 2, 9 if words else 4, dtype=torch.float64, generator=generator)
+    return list(x.argmax(-1) if words else x), list(x)
+
+
+KINDS = {
+    "complex": Trial(
+        problem=a_problem((0, 1), 3, layers=4),
+        layers=waves,
+        batch=drawn,
+        loss=lambda y, target: (y - target).abs().square().mean(),
+        steps=2,
+        options={"tied": [[(i, "weight") for i in range(4)]]},
+    ),
+    "sparse": Trial(
+        problem=a_problem((0, 1), 3, layers=4),
+        layers=tables,
+        batch=partial(drawn, words=True),
+        steps=2,
+        options={"tied": [[(0, "weight"), (3, "weight")]]},
+    ),
+}
+
+
+def test_gradients_of_other_kinds_are_added_up_over_ranks() -> None:
+    """Complex ones, and sparse ones with dense ones."""
+    assert too_far(on_ranks(2, TRIED, f"{__name__}:KINDS"), 1e-12) == {}
+    turned = difference(torch.tensor([1.0 + 1.0j]), torch.tensor([1.0 - 1.0j]))
+    assert turned == pytest.approx(2**0.5)
+
+
 class Line:
     """Wires of two ranks in one process, whose rows come in the order in which they went."""
 
@@ -253,6 +312,23 @@ def test_a_format_says_where_its_tensors_are() -> None:
     assert str(found) == "{x: (2, 3) torch.float32, more: (None, ((1,) torch.bool), 2)}"
     assert str(found.gradient) == "()"
     assert str(Format.of(torch.ones(4))) == "(4,) torch.float32"
+
+
+class Named(NamedTuple):
+    x: Tensor
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (Named(torch.ones(1)), "a structure that cannot be sent: .*Named.*: hand on tuples, lists and dicts"),
+        ((torch.eye(2).to_sparse(),), "makes a sparse tensor, which cannot be sent: hand on a dense one"),
+        (torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "makes a nested tensor, which cannot be sent"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(value: Any, why: str) -> None:
+    with pytest.raises(BadInput, match=f"^{why}[^\n]*$"):
+        Format.of(value)
 
 
 def test_batches_of_several_tensors_are_cut_along_their_rows() -> None:

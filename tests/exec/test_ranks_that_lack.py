@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ..support.exec_ranks import on_ranks
+from ..support.trials import too_far
 
 pytestmark = pytest.mark.slow
 JOBS = "tests.support.exec_jobs_lacking"
@@ -48,17 +49,9 @@ def test_a_rank_that_trains_needs_an_optimizer() -> None:
     assert said == [f"PostValidated: rank {rank} trains parameters, so it needs an optimizer, not None" for rank in range(2)]
 
 
-def test_a_shared_parameter_has_a_gradient_where_any_rank_uses_it() -> None:
-    for rank in on_ranks(2, f"{JOBS}:tied_gradients"):
-        assert rank["small"] is None
-        assert rank["large"] is not None
-        assert rank["large"] <= 1e-15
-        assert rank["bits"] == 0  # the first rank's
-
-
-def test_a_sum_waits_for_a_tied_stage_without_a_pass_c() -> None:
-    """2W1 comes behind 0C1, which would sum the gradient before it."""
-    first = ["0F0", "1F1", "1B1", "0B0", "0W0", "1W1"]
-    second = ["0F1", "1F0", "2F0", "2B0", "1B0", "2F1", "2B1", "0B1", "1W0", "0W1", "2W0", "2W1"]
-    order = {"compute:0": first, "compute:1": second, "comm:0": ["0C0", "1C0"], "comm:1": ["0C1", "1C1"]}
-    assert max(on_ranks(2, f"{JOBS}:tied_beyond_sums", order)) <= 1e-15
+def test_a_tied_parameter_has_the_gradient_of_all_ranks_that_use_it() -> None:
+    """None where no rank does; and a sum waits for a tied stage without a pass C. Bits are the first rank's."""
+    ranks = on_ranks(2, f"{JOBS}:tied_parameters")
+    assert too_far(ranks, 1e-15) == {}
+    assert [rank["gradients"]["bits"] for rank in ranks] == [[0], [0]]
+    assert [rank["gradients"]["made"] for rank in ranks] == [[f"{i}.large", f"{i}.row"] for i in range(2)]

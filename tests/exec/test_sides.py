@@ -288,12 +288,19 @@ def test_what_model_and_schedule_do_not_have_in_common_is_named() -> None:
     frozen[3] = nn.Sequential(*frozen[3:4])
     for layer in frozen[:5]:
         layer.requires_grad_(False)
+    hooked = model.build()
+    hooked[6].register_forward_pre_hook(lambda layer, given: given[1].register_hook(torch.neg) and None)
     assert refusal(model.build(), good) == ""
     for layers, problem, why in (
         (
             model.build(),
             bare,
             "schedule: it has no message of side input 'memory', from stage 0 to stage 1 on rank 1: profile the",
+        ),
+        (
+            hooked,
+            good,
+            "a layer hooks one of several tensors, where a stage sees a part of its gradient: clone it",
         ),
         (
             [nn.Linear(4, 4)] * 10,

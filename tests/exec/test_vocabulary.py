@@ -16,22 +16,23 @@ from zbsolve.exec.base.program import Action, Message, Program
 from zbsolve.exec.lowering import lower
 from zbsolve.kinds import TABLE
 
-from ..support.exec_jobs_vocabulary import CASES
-from ..support.exec_ranks import on_ranks
+from ..support.exec_jobs_vocabulary import GRAPHS, TRIALS
+from ..support.exec_ranks import jobs_on, on_ranks
 from ..support.exec_tools import random_schedule
-from ..support.trials import too_far
+from ..support.trials import TRIED, too_far
 from ..support.vocabulary_problems import random_vocabulary
 
 pytestmark = pytest.mark.slow
 
 LIMITS = {"float32": 1e-6, "autocast": 5e-2}
+JOBS = "tests.support.exec_jobs_vocabulary"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What three ranks tried in one launch."""
-    names, folder = [one.name for one in CASES if one.split == "layers"], str(tmp_path_factory.mktemp("checkpoints"))
-    return on_ranks(3, "tests.support.exec_jobs_vocabulary:all_of", {"names": names, "folder": folder})
+    jobs = {"tried": f"{JOBS}:TRIALS", "refused": None, "evaluated": None}
+    return jobs_on(3, JOBS, {**jobs, "checkpoints": str(tmp_path_factory.mktemp("checkpoints"))})
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -104,35 +105,33 @@ def finished(programs: Sequence[Program]) -> bool:
             return at == [len(program.actions) for program in programs]
 
 
-def test_loss_and_gradients_are_those_of_the_unsplit_model(found: list[dict[str, Any]]) -> None:
-    assert [len(rank["cases"]) for rank in found] == [len(CASES) - 1] * 3
-    assert too_far([rank["cases"] for rank in found], 1e-12, **LIMITS) == {}
+def test_loss_and_gradients_are_those_of_the_unsplit_model(found: dict[str, list[Any]]) -> None:
+    assert [rank.keys() for rank in found["tried"]] == [TRIALS.keys()] * 3
+    assert too_far(found["tried"], 1e-12, **LIMITS) == {}
 
 
-def test_evaluations_give_the_loss_of_the_unsplit_model(found: list[dict[str, Any]]) -> None:
-    for rank in found:
-        assert len(rank["evaluated"]) == 8
-        assert max(rank["evaluated"].values()) <= 1e-12
+def test_evaluations_give_the_loss_of_the_unsplit_model(found: dict[str, list[Any]]) -> None:
+    for rank in found["evaluated"]:
+        assert len(rank) == 8
+        assert max(rank.values()) <= 1e-12
 
 
 def test_graphs_split_what_is_left_of_the_ends() -> None:
-    names = [one.name for one in CASES if one.split != "layers"]
-    ranks = on_ranks(3, "tests.support.exec_jobs_vocabulary:cases", names)
-    assert [set(rank) for rank in ranks] == [set(names)] * 3
+    ranks = on_ranks(3, TRIED, f"{JOBS}:GRAPHS")
+    assert [rank.keys() for rank in ranks] == [GRAPHS.keys()] * 3
     assert too_far(ranks, 1e-12) == {}
 
 
-def test_checkpoints_go_on_with_and_without_shards(found: list[dict[str, Any]]) -> None:
-    for rank in found:
-        steps = rank["checkpoints"]
+def test_checkpoints_go_on_with_and_without_shards(found: dict[str, list[Any]]) -> None:
+    for steps in found["checkpoints"]:
         if "two" in steps:
             assert steps["two"][:2] == pytest.approx(steps["three"][2:], rel=1e-12)
             assert steps["again"] == pytest.approx(steps["two"][2:], rel=1e-12)
             assert steps["again norm"] == pytest.approx(steps["two norm"], rel=1e-12)
 
 
-def test_state_dicts_have_the_whole_models_keys(found: list[dict[str, Any]]) -> None:
-    first, *_, last = (rank["checkpoints"] for rank in found)
+def test_state_dicts_have_the_whole_models_keys(found: dict[str, list[Any]]) -> None:
+    first, *_, last = found["checkpoints"]
     assert {"0.position.weight", "0.token.weight", "3.output.weight", "3.output.bias"} <= set(first["keys"])
     assert {"0.token.weight", "3.norm.weight", "3.output.weight"} <= set(last["keys"])
     assert first["shape"] == [11]
@@ -140,8 +139,8 @@ def test_state_dicts_have_the_whole_models_keys(found: list[dict[str, Any]]) -> 
     assert last["loaded"]
 
 
-def test_what_shards_cannot_do_is_refused_by_name(found: list[dict[str, Any]]) -> None:
-    said = found[0]["refused"]
+def test_what_shards_cannot_do_is_refused_by_name(found: dict[str, list[Any]]) -> None:
+    said = found["refused"][0]
     assert said["forward"].startswith("forward: the vocabulary is sharded")
     assert said["tied"].startswith("layer 3: its output.weight is sharded over the vocabulary, but tied to layer 0's token")
     assert said["words"] == "vocabulary: 3 shards of 2 words: there must be 1 to 2"

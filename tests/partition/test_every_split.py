@@ -324,3 +324,13 @@ def test_bytes_that_go_before_the_backward_make_another_step() -> None:
     early = replace(own, edges=Problem.of(tuple(own.passes), [*plain, *held]).edges)
     assert (early.taken == own.taken).all()
     assert not splits.covers(early)
+
+
+def test_passes_on_streams_of_their_own_make_another_step() -> None:
+    """Where forwards run beside backwards a rank is not one machine."""
+    splits = Splits.of(Step(2, 3, "single", (2, 2), fused=True).costs(equal_layers(4)))
+    assert splits is not None
+    own = splits.problem((2, 2))
+    assert splits.covers(own)
+    rows = [replace(one, streams=(f"comm:{one.rank}",)) if one.kind == "F" else one for one in own.passes]
+    assert not splits.covers(replace(own, passes=Problem.of(rows, []).passes))

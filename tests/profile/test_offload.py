@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, Step, solve, verify
+from zbsolve.features.offload import copy_ratio
 from zbsolve.layer import Layer, Link
 
 # Four stages of 300 bytes until B and 100 until W; 400 bytes are 50 µs out and 80 back, 42 and 52 while nothing else copies.
@@ -197,11 +198,11 @@ def test_k_is_the_papers() -> None:
         layer = Layer("block", work / 3, work / 3, work / 3, 2 * work / 3, 20 * s * h, 0, 0, 8)
         host = HostLink(0.0, 15_000.0, 15_000.0, 15_000.0, 15_000.0, shared_bus=1)
         profile = replace(PROFILE, layers=(layer,) * 8, host=host)
-        assert Step(4, 8, "vee", offload="half").copy_ratio(profile) == pytest.approx(k, rel=1e-3)
+        assert copy_ratio(Step(4, 8, "vee", offload="half"), profile) == pytest.approx(k, rel=1e-3)
         two = replace(profile, host=replace(host, shared_bus=2))
-        assert Step(4, 8, "vee").copy_ratio(two) == pytest.approx(2 * k, rel=1e-3)
+        assert copy_ratio(Step(4, 8, "vee"), two) == pytest.approx(2 * k, rel=1e-3)
         both = replace(profile, host=replace(host, shared_bus=0))
-        assert Step(4, 8, "vee").copy_ratio(both) == pytest.approx(k / 2, rel=1e-3)
-    assert Step(4, 8).copy_ratio(replace(PROFILE, host=None)) is None
+        assert copy_ratio(Step(4, 8, "vee"), both) == pytest.approx(k / 2, rel=1e-3)
+    assert copy_ratio(Step(4, 8), replace(PROFILE, host=None)) is None
     empty = replace(PROFILE, layers=tuple(replace(one, held_until_B=0, held_until_W=0) for one in LAYERS))
-    assert Step(4, 8).copy_ratio(empty) is None
+    assert copy_ratio(Step(4, 8), empty) is None

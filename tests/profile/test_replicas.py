@@ -76,5 +76,5 @@ def test_wrong_use_is_named() -> None:
     with pytest.raises(BadInput, match="replicas: sharded parameters are reduced over their own group"):
         Step(4, 4, replicas=2, shards=4)
     bare = replace(PROFILE, shard_link=None)
-    assert Step(4, 4, replicas=4).group_note(PROFILE) == Step(4, 4).group_note(bare) == ""
-    assert Step(4, 4, replicas=4).group_note(bare).startswith("sums over replicas go over the pipeline's link")
+    assert Step(4, 4, replicas=4).notes(PROFILE) == Step(4, 4).notes(bare) == ()
+    assert Step(4, 4, replicas=4).notes(bare)[0].startswith("sums over replicas go over the pipeline's link")

@@ -35,8 +35,8 @@ def test_files_and_links(tmp_path) -> None:
     bare = replace(PROFILE, shard_link=None)
     bare.save(tmp_path / "q.json")
     assert "shard_link" not in (tmp_path / "q.json").read_text()
-    assert Step(4, 4, shards=4).group_note(PROFILE) == Step(4, 4).group_note(bare) == ""
-    assert "the pipeline's link" in Step(4, 4, shards=4).group_note(bare)
+    assert Step(4, 4, shards=4).notes(PROFILE) == Step(4, 4).notes(bare) == ()
+    assert "the pipeline's link" in Step(4, 4, shards=4).notes(bare)[0]
     found = bare.problem(4, 4, shards=4)
     assert found.passes[found.index["0AG0"]].duration == round(1 + 750 / 100)
 

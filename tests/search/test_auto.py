@@ -16,9 +16,12 @@ from zbsolve.cli import main
 from zbsolve.ilp.every_split import proven_again
 from zbsolve.partition.by_name import NAMES
 from zbsolve.partition.splits import Splits
+from zbsolve.partition.stage_costs import least_step
 from zbsolve.search import auto
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.climb import Moved, moved_layers
+from zbsolve.show.solved_step import solved
+from zbsolve.show.solved_text import PARTITION, solved_as_text
 from zbsolve.step import Step
 from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
@@ -176,6 +179,27 @@ def test_what_was_proven_of_every_split_stays_with_its_placement(monkeypatch: py
     schedule, _ = solve_auto(uneven(), step, effort=0.5)
     assert schedule.problem.placement != ours.problem.placement
     assert schedule.every_split is None
+
+
+def test_few_splits_are_all_tried() -> None:
+    """Stage 1 makes its first layer again: 3 µs of layer 1, 6 of layer 6, 9 of those between. No single layer moved from
+    an even split gains."""
+    again = (9, 3, 9, 9, 9, 9, 6)
+    layers = tuple(Layer(f"l{i}", 10, 0, 0, 20, 1, 0, 0, 0, X=float(time)) for i, time in enumerate(again))
+    profile = Profile("given", "again", layers, Link(0.0, 1e12), 0.0, None, {}, {})
+    schedule, _ = solve_auto(profile, Step(2, 1, partition="auto", fused=True, recompute="1:1"), effort=1.0)
+    assert (schedule.certificate.value, schedule.problem.layers) == (7 * 30 + 3, (1, 6))
+
+
+def test_the_higher_bound_of_every_split_is_told() -> None:
+    """In little time the one that a file proves may be below the simple one."""
+    step = Step(2, 2, "single", partition="auto")
+    ours, tried = solve_auto(uneven(), step, effort=0.5)
+    assert ours.every_split is not None
+    low = replace(ours, every_split=replace(ours.every_split, bound=1))
+    known = solved((uneven(), step), low, tried)
+    assert known.bounds == {PARTITION: {"single": least_step(step.costs(uneven()), "makespan")}}
+    assert "no certificate says that" in solved_as_text(known)
 
 
 def test_layers_are_moved_for_a_given_order() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.problem import Problem
 
 from .exec_tools import a_problem, random_schedule, refusal
+from .trials import Trial, tried
 
 STEPS, AT, MAX_NORM = 4, 2, 0.05
 
@@ -131,44 +131,68 @@ class Holds(nn.Module):
         return x + self.large.mean() if "large" in self.used else x
 
 
-def tied_gradients(rank: int, _: None) -> dict[str, float | None]:
-    """Of two parameters that two ranks share, one used by no rank and one by the second alone: the largest difference of the
-    gradient from the unsplit model's behind two steps; None where both have none. bits: the most in a frozen parameter that
-    they share, of a type that gloo cannot broadcast."""
-    layers, whole = ([layer.double() for layer in (Holds(), Holds("large"))] for _ in range(2))
-    tied = [[(0, name), (1, name)] for name in ("small", "large", "bits")]
-    schedule = random_schedule(a_problem((0, 1), 4, layers=2), 3)
-    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, tied=tied)
-    for name in ("small", "large"):
-        setattr(whole[1], name, getattr(whole[0], name))
-    for step in range(2):
-        x, y = batch(step)
-        runner.step(x, y)
-        nn.functional.mse_loss(whole[1](whole[0](x)), y).backward()  # type: ignore[no-untyped-call]
-    mine, found = next(iter(runner.layers.values())), dict[str, float | None]()
-    for name in ("small", "large"):
-        gradient, right = getattr(mine, name).grad, getattr(whole[0], name).grad
-        same = gradient is None and right is None
-        found[name] = None if same else float((gradient - right).abs().max())
-    return found | {"bits": int(mine.get_parameter("bits").max())}
+def held() -> list[nn.Module]:
+    return [layer.double() for layer in (Holds(), Holds("large"))]
 
 
-def tied_beyond_sums(rank: int, order: dict[str, list[str]]) -> float:
-    """Stages 0 and 1 are on both ranks, and stage 2, tied to stage 0, on rank 1 alone: it has no pass C. The largest
-    difference of the tied gradient from the unsplit model's."""
+def held_together() -> list[nn.Module]:
+    """The second layer, which alone uses the large one, has the first one's parameters."""
+    first, second = held()
+    second.small, second.large = first.small, first.large  # type: ignore[assignment]
+    return [first, second]
+
+
+def plain(tied: bool) -> list[nn.Module]:
     torch.manual_seed(0)
-    whole = [nn.Linear(8, 8, bias=False).double() for _ in range(3)]
-    layers = deepcopy(whole)
-    whole[2].weight = whole[0].weight
-    routes, times = ((0, 1, 1), (1, 0, 1)), [10] * 3
-    exchanged = with_exchange(pipeline(times, B=times, W=times, microbatches=2, placement=routes, layers=(1,) * 3), 1)
-    schedule = Schedule(exchanged, {stream: tuple(names) for stream, names in order.items()})
-    tied = [[(0, "weight"), (2, "weight")]]
-    runner = Pipeline(layers, schedule, loss=nn.functional.mse_loss, tied=tied)
-    x, y = torch.randn(2, 4, 8, dtype=torch.float64)
-    runner.step(x, y)
-    nn.functional.mse_loss(nn.Sequential(*whole)(x), y).backward()  # type: ignore[no-untyped-call]
-    found, right = (layer.get_parameter("weight").grad for layer in (runner.layers[0], whole[0]))
-    assert found is not None
-    assert right is not None
-    return float((found - right).abs().max())
+    layers = [nn.Linear(8, 8, bias=False).double() for _ in range(3)]
+    layers[2].weight = layers[0].weight if tied else layers[2].weight
+    return list(layers)
+
+
+# 2W1 comes behind 0C1, which would sum the gradient before it.
+FIRST = "0F0 1F1 1B1 0B0 0W0 1W1"
+SECOND = "0F1 1F0 2F0 2B0 1B0 2F1 2B1 0B1 1W0 0W1 2W0 2W1"
+ORDER = {"compute:0": FIRST, "compute:1": SECOND, "comm:0": "0C0 1C0", "comm:1": "0C1 1C1"}
+
+
+def without_a_pass() -> Schedule:
+    """Stages 0 and 1 are on both ranks, and stage 2, tied to stage 0, on rank 1 alone: it has no pass C."""
+    step = pipeline([10] * 3, B=[10] * 3, W=[10] * 3, microbatches=2, placement=((0, 1, 1), (1, 0, 1)), layers=(1,) * 3)
+    return Schedule(with_exchange(step, 1), {stream: tuple(names.split()) for stream, names in ORDER.items()})
+
+
+def chunks(count: int) -> Any:
+    return lambda place, step: tuple(part.chunk(count) for part in batch(step))
+
+
+TIED = [[(0, name), (1, name)] for name in ("small", "large", "bits")]
+# Of two parameters that two ranks share, one is used by no rank, one by the second alone, and one is frozen.
+TRIALS = {
+    "gradients": Trial(
+        problem=a_problem((0, 1), 4, layers=2),
+        layers=lambda numbers: [held()[i] for i in numbers],
+        whole=held_together,
+        batch=chunks(4),
+        order=3,
+        steps=2,
+        options={"tied": TIED},
+    ),
+    "a sum": Trial(
+        problem=without_a_pass(),
+        layers=lambda numbers: [plain(False)[i] for i in numbers],
+        whole=lambda: plain(True),
+        batch=chunks(2),
+        options={"tied": [[(0, "weight"), (2, "weight")]]},
+    ),
+}
+
+
+def tied_parameters(rank: int, _: None) -> dict[str, Any]:
+    """Of each trial; what is in frozen parameters, of a type that gloo cannot broadcast; those with a gradient."""
+
+    def run(trial: Trial, pipe: Pipeline) -> dict[str, Any]:
+        found, named = trial.ran(pipe), dict(pipe.named_parameters())
+        bits = {int(value) for p in named.values() if not p.requires_grad for value in p.flatten()}
+        return found | {"bits": sorted(bits), "made": sorted(name for name, p in named.items() if p.grad is not None)}
+
+    return tried(rank, f"{__name__}:TRIALS", run)

@@ -100,15 +100,15 @@ def spoil(runner: Pipeline, step: int, ranks: int) -> None:
             parameter.grad.view(-1)[0] = (math.inf, math.nan)[step % 4 // 2]
 
 
-def clip_and_step(runner: Pipeline, optimizer: torch.optim.Optimizer, max_norm: float, order: list[int]) -> str:
-    """With a barrier: the norm of all ranks first."""
+def clip_and_step(runner: Pipeline, optimizer: torch.optim.Optimizer, max_norm: float) -> str:
+    """With a barrier: the norm of all ranks of this pipeline first, which adds up in the order in which they end."""
+    ends, ranks = runner.schedule.timeline().end, runner.schedule.problem.passes.rank
     gradients = [p.grad for p in runner.parameters() if p.grad is not None]
     norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in once(runner) if p.grad is not None]
     mine = torch.stack([*norms, torch.zeros((), dtype=torch.float64)]).square().sum()
-    everything = [torch.zeros((), dtype=torch.float64) for _ in range(runner.wires.size)]
-    dist.all_gather(everything, mine)
-    total = 0.0
-    for rank in order:
+    everything, total = [torch.zeros((), dtype=torch.float64) for _ in range(runner.wires.size)], 0.0
+    runner.wires.control.allgather([everything], [mine]).wait()
+    for rank in sorted(range(runner.wires.size), key=lambda r: (max(ends[ranks == r]), r)):
         total += float(everything[rank])
     if not math.isfinite(total):
         return "skipped"
@@ -125,8 +125,6 @@ def trained(schedule: Schedule, name: str, max_norm: float, validated: bool, non
     optimizer = OPTIMIZERS[name](runner.parameters())
     ahead = PostValidated(runner, optimizer, max_norm=max_norm) if validated else None
     falling = RATES.get(name, EXPONENTIAL)(ahead or optimizer)
-    ends = schedule.timeline().end
-    order = sorted(range(runner.wires.size), key=lambda r: (max(ends[schedule.problem.passes.rank == r]), r))
     became, results, copied, amended = [], [], 0, 0
     for step in range(STEPS):
         results.append(runner.step(*batch(schedule, step)))
@@ -135,7 +133,7 @@ def trained(schedule: Schedule, name: str, max_norm: float, validated: bool, non
             amended += ahead.last.amended
         spoil(runner, step, runner.wires.size)
         if ahead is None:
-            became.append(clip_and_step(runner, optimizer, max_norm, order))
+            became.append(clip_and_step(runner, optimizer, max_norm))
             optimizer.zero_grad(set_to_none=none)
         else:
             ahead.step()

@@ -19,7 +19,8 @@ from zbsolve.exec.check import difference, named
 from zbsolve.exec.exchange import Shared, begin_alike
 from zbsolve.models.presets import GptSizes, gpt
 
-from .exec_tools import a_problem, part_of, random_schedule, refusal, worst
+from .exec_jobs_optimizer import clip_and_step
+from .exec_tools import a_problem, part_of, random_schedule, refusal
 from .trials import Batches, Trial, mesh_of, tried
 
 MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=8), tied=True)
@@ -147,15 +148,10 @@ def one_step(runner_of: Trial, runner: Pipeline) -> list[nn.Module]:
     return whole
 
 
-def clipped(rank: int, _: None) -> dict[str, Any]:
-    """The norm of the mean gradients of both pipelines, though nobody waited for them."""
+def clipped(rank: int, _: None) -> dict[str, float]:
+    """By the norm of the mean gradients of both pipelines."""
     ran = trial(a_problem((0, 1, 1, 0), 2, layers=4))
-    runner = ran.pipeline()
-    runner.step(*part(runner, 0))
-    norm = runner.clip_grad_norm_(0.1)
-    whole = nn.ModuleList(one_step(ran, runner))
-    expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
-    return {"norm": float(norm), "right": float(expected), "worst": worst(runner, list(whole))}
+    return ran.clipped(ran.pipeline(), 0.1)
 
 
 def resumed(rank: int, _: None) -> dict[str, Any]:
@@ -218,7 +214,8 @@ def validated(rank: int, _: None) -> dict[str, Any]:
                 runner.wait_gradients()
                 spoiled[0].grad.view(-1)[0] = math.inf  # type: ignore[union-attr]
             if ahead is None:
-                became.append(barrier(runner, optimizer, 2.0))
+                runner.wait_gradients()
+                became.append(clip_and_step(runner, optimizer, 2.0))
                 optimizer.zero_grad()
             else:
                 ahead.step()
@@ -235,27 +232,6 @@ def validated(rank: int, _: None) -> dict[str, Any]:
     total = torch.nn.utils.get_total_norm([p.grad for p in whole.parameters() if p.grad is not None])
     same = all(map(torch.equal, *trained))
     return {"same": same, "alike": alike, "became": became, "norm": norm, "right": float(total)}
-
-
-def barrier(runner: Pipeline, optimizer: torch.optim.Optimizer, max_norm: float) -> str:
-    """The norm of the ranks of this pipeline, then clip and step."""
-    runner.wait_gradients()
-    shared = {id(p) for p in part_of(runner, Shared).parameters()} if runner.rank else set()
-    once = [p.grad for p in runner.parameters() if p.grad is not None and id(p) not in shared]
-    mine = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in once]).square().sum()
-    everything = [torch.zeros((), dtype=torch.float64) for _ in range(2)]
-    runner.wires.control.allgather([everything], [mine]).wait()
-    ends = runner.schedule.timeline().end
-    first = min(range(2), key=lambda r: max(ends[runner.schedule.problem.passes.rank == r]))
-    total = float(everything[first]) + float(everything[1 - first])
-    if not math.isfinite(total):
-        return "skipped"
-    scale = min(1.0, max_norm / (math.sqrt(total) + 1e-6))
-    for p in runner.parameters():
-        if p.grad is not None:
-            p.grad.mul_(scale)
-    optimizer.step()
-    return "clipped" if scale < 1 else "stepped"
 
 
 def corners(rank: int, _: None) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from zbsolve.systems import preset
 from zbsolve.util.errors import RunFailed
 
 from .exec_tools import a_problem, batch_of, bytes_in, random_schedule, refusal, split_layers
-from .trials import Trial
+from .trials import Trial, first_ranks, mesh_of, tried
 
 WIDTH, LENGTH, WORDS, BATCH, ANY_ORDERS = 8, 12, 11, 2, 2
 LOSS = CrossEntropy(z_loss=1e-3)
@@ -130,23 +130,6 @@ def exchanged_schedule(problem: Problem) -> Schedule:
     return with_parts(problem, one_forward_one_backward(without_exchange(problem)))
 
 
-class Groups:
-    """The ranks that a case runs on, which all ranks ask for together."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.first = {size: dist.new_group(list(range(size))) for size in (2, 3)} | {4: None}
-        self.last = dist.new_group([0, 1])
-        self.mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
-
-    def of(self, case: Case) -> dict[str, Any] | None:
-        """What the pipeline is given; None where this rank has no part in it."""
-        size = max(case.placement) + 1
-        if case.dp > 1:
-            return {"mesh": self.mesh}
-        return {"group": self.first[size]} if self.rank < size else None
-
-
 def batch(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     drawn = torch.Generator().manual_seed(1)
     pairs = [torch.randint(WORDS, (2, rows, LENGTH), generator=drawn) for rows in case.rows or (BATCH, BATCH)]
@@ -158,30 +141,42 @@ def batch(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     return x, y
 
 
-def schedules_of(case: Case, seed: int) -> list[Schedule]:
+def schedules_of(case: Case, seed: int) -> dict[str, Schedule]:
     """An order that the graph allows; with an exchange the one that it is made for, and some that put other passes between
     the parts of one."""
     problem = problem_of(case)
     if not case.exchange:
-        return [random_schedule(problem, seed)]
-    return [exchanged_schedule(problem), *(random_schedule(problem, seed + more) for more in range(ANY_ORDERS))]
+        return {case.name: random_schedule(problem, seed)}
+    others = {f"{case.name}, order {more}": random_schedule(problem, seed + more) for more in range(ANY_ORDERS)}
+    return {case.name: exchanged_schedule(problem), **others}
 
 
-def trial_of(case: Case, schedule: Schedule, **more: Any) -> Trial:
-    """Where pipelines are side by side each has the whole batch, so the mean is the same. `options` get the layers as one
-    model, so that tied ones are found."""
-    how = {
-        "whole": lambda: layers_of(case),
-        "batch": lambda place, step: batch(case),
-        "loss": LOSS,
-        "uneven": bool(case.rows),
-    }
-    options = {"layers": layers_of(case), "timeout": 120, **more}
-    return Trial(problem=schedule, layers=layers_of, steps=2, each=True, options=options, **how)
+def trial_of(case: Case, schedule: Schedule) -> Trial:
+    """Where pipelines are side by side each has the whole batch, so the mean is the same."""
+    return Trial(
+        problem=schedule,
+        layers=layers_of,
+        whole=lambda: layers_of(case),
+        listed=True,
+        batch=lambda place, step: batch(case),
+        loss=LOSS,
+        steps=2,
+        each=True,
+        uneven=bool(case.rows),
+        options=(lambda: {"mesh": mesh_of(dp=2, pp=2), "timeout": 120}) if case.dp > 1 else {"timeout": 120},
+    )
 
 
 def pipeline_of(case: Case, seed: int = 0, schedule: Schedule | None = None, **more: Any) -> Pipeline:
-    return trial_of(case, schedules_of(case, seed)[0] if schedule is None else schedule, **more).pipeline()
+    """On the first ranks, as many as the case has; all ranks know these groups by now."""
+    ranks, schedule = max(case.placement) + 1, schedule or schedules_of(case, seed)[case.name]
+    more |= {} if ranks == dist.get_world_size() else {"group": first_ranks(ranks)}
+    return trial_of(case, schedule).pipeline(**more)
+
+
+TRIALS = {
+    name: trial_of(case, schedule) for seed, case in enumerate(CASES) for name, schedule in schedules_of(case, seed).items()
+}
 
 
 def right(layers: Sequence[nn.Module], x: Sequence[Tensor], y: Sequence[Tensor]) -> float:
@@ -190,21 +185,11 @@ def right(layers: Sequence[nn.Module], x: Sequence[Tensor], y: Sequence[Tensor])
     return reference(layers, rows.data((x, y)), LOSS)
 
 
-def tried(case: Case, seed: int, group: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-    """How far each of two steps in each order is from the unsliced model, and what is left, of keys too. And how often this
-    rank made attention for another one in each order's first step."""
-    worst, answered = {"gradient": 0.0, "loss": 0.0, "left": 0}, []
-    for schedule in schedules_of(case, seed):
-        trial = trial_of(case, schedule, **group)
-        pipe = trial.pipeline()
-        answers = counted(pipe)
-        ran = trial.ran(pipe)
-        keys = [bytes_in(one.store) for part in pipe.parts if isinstance(part, Slices) for one in part.slices.values()]
-        ran["left"] += sum(keys)
-        worst = {name: max(value, ran[name]) for name, value in worst.items()}
-        assert len(answers) % 2 == 0
-        answered.append(len(answers) // 2)
-    return worst, answered
+def ran(trial: Trial, pipe: Pipeline) -> dict[str, Any]:
+    """Two steps; what is left, of keys too; how often this rank made attention for another one in both."""
+    answers, found = counted(pipe), trial.ran(pipe)
+    keys = [bytes_in(one.store) for part in pipe.parts if isinstance(part, Slices) for one in part.slices.values()]
+    return found | {"left": found["left"] + sum(keys), "answers": len(answers)}
 
 
 def exchange_of(pipe: Pipeline) -> AttentionPeers | None:
@@ -228,11 +213,11 @@ def counted(pipe: Pipeline) -> list[int]:
     return found
 
 
-def broken_helper(case: Case, group: dict[str, Any]) -> str:
+def broken_helper(case: Case) -> str:
     """What this rank says where attention for another rank raises in a thread."""
     orders = (random_schedule(problem_of(case), seed) for seed in range(9))
     schedule = next(one for one in orders if any(action.goes_on for action in lower(one)[0].actions))
-    pipe, (x, y) = pipeline_of(case, schedule=schedule, **group), batch(case)
+    pipe, (x, y) = pipeline_of(case, schedule=schedule), batch(case)
     attention = exchange_of(pipe)
     assert attention is not None
     serve = attention.serve
@@ -246,9 +231,9 @@ def broken_helper(case: Case, group: dict[str, Any]) -> str:
     return refusal(lambda: pipe.step(x, y), RunFailed)
 
 
-def evaluated(case: Case, group: dict[str, Any]) -> list[float]:
+def evaluated(case: Case) -> list[float]:
     """The largest differences of evaluations in one round, in two, and of outputs, and of a step behind them."""
-    pipe, (x, y), whole = pipeline_of(case, **group), batch(case), layers_of(case)
+    pipe, (x, y), whole = pipeline_of(case), batch(case), layers_of(case)
     losses = [abs(pipe.evaluate(*asked) / right(whole, *asked) - 1) for asked in ((x, y), ([*x, *x, x[0]], [*y, *y, y[0]]))]
     if not case.barriers:
         with torch.no_grad():
@@ -268,11 +253,11 @@ class Mixed(nn.Module):
         return x - x.mean(1, keepdim=True) if self.training == self.where else x
 
 
-def compared(case: Case, group: dict[str, Any], training: bool) -> str:
+def compared(case: Case, group: Any, training: bool) -> str:
     """What this rank says where layer 1 mixes tokens: in a step, or in the evaluation behind one."""
     layers, (x, y) = layers_of(case), batch(case)
     layers[1] = Mixed(training)
-    pipe = Pipeline(layers, schedules_of(case, 0)[0], loss=LOSS, **group)
+    pipe = Pipeline(layers, schedules_of(case, 0)[case.name], loss=LOSS, group=group)
     try:
         pipe.step(x, y)
         return f"{training} {pipe.evaluate(x, y)}"
@@ -328,8 +313,6 @@ def tensor_parallel() -> dict[str, Any]:
     they are sent."""
     from . import tensor_parallel as tp
 
-    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
-
     def parallelize(stage: nn.Module, whole: Any) -> None:
         tp.parallel(list(stage.children()), whole["tp"], "tensor")
 
@@ -340,7 +323,7 @@ def tensor_parallel() -> dict[str, Any]:
         batch=lambda place, step: batch(Case("", rows=(2, 2))),
         loss=tp.loss,
         order=1,
-        options={"mesh": mesh, "parallelize": parallelize},
+        options={"mesh": mesh_of(pp=2, tp=2), "parallelize": parallelize},
     )
     return trial.ran(trial.pipeline())
 
@@ -392,7 +375,7 @@ def trained(case: Case, others: tuple[int, ...]) -> float:
     return max(difference(one.tensor, expected[k].tensor) for k, one in values(pipe.layers, weight).items())
 
 
-def validated(case: Case, group: dict[str, Any]) -> dict[str, Any]:
+def validated(case: Case) -> dict[str, Any]:
     """Four steps with `PostValidated`, whose forwards of the third run twice, because the first layer's gradients, which
     come last, were 1000 times as large before. The largest difference of parameters from the unsliced model's, and of the
     steps' losses; whether this rank's step was made anew; passes that run ahead."""
@@ -407,7 +390,7 @@ def validated(case: Case, group: dict[str, Any]) -> dict[str, Any]:
         norm = nn.utils.clip_grad_norm_([p for layer in whole for p in layer.parameters()], limit or float("inf"))
         limit = limit or 10 * float(norm)
         optimizer.step()
-    pipe, amended = pipeline_of(case, **group), 0
+    pipe, amended = pipeline_of(case), 0
     ours = PostValidated(pipe, torch.optim.SGD(pipe.parameters(), **how), max_norm=limit)
     cut = Cut.of(pipe.programs, pipe.rank).length
     for step in range(4):
@@ -435,19 +418,16 @@ def all_of(rank: int, _: None) -> dict[str, Any]:
 
 def most_of(rank: int) -> dict[str, Any]:
     """What has models alike."""
-    first = {one.name: evaluated(one, {}) for one in CASES if one.name in EVALUATED and one.barriers}
-    found = {one.name: tried(one, seed, {}) for seed, one in enumerate(CASES) if one.barriers}
-    groups = Groups(rank)
-    mine = [(seed, one, group) for seed, one in enumerate(CASES) if (group := groups.of(one)) is not None]
-    found |= {one.name: tried(one, seed, group) for seed, one, group in mine if not one.barriers}
-    some = [(one, group) for _, one, group in mine if one.name in EVALUATED and not one.barriers]
+    first = {one.name: evaluated(one) for one in CASES if one.name in EVALUATED and one.barriers}
+    cases, again = tried(rank, f"{__name__}:TRIALS", ran), dist.new_group([0, 1])
+    named = {one.name: one for one in CASES if one.dp == 1 and rank <= max(one.placement)}
+    here = [one for one in named.values() if one.name in EVALUATED and not one.barriers]
     return {
-        "cases": {name: row for name, (row, _) in found.items()},
-        "answers": {one.name: found[one.name][1] for _, one, _ in mine if one.exchange},
-        "evaluated": first | {one.name: evaluated(one, group) for one, group in some},
+        "cases": cases,
+        "evaluated": first | {one.name: evaluated(one) for one in here},
         "trained": trained(EVEN, (5, 3, 2, 2)),
-        "validated": {one.name: validated(one, group) for _, one, group in mine if one.name in VALIDATED},
-        "broken": [broken_helper(one, group) for _, one, group in mine if one.name == "exchange, loop"],
-        "compared": [compared(one, group, True) for _, one, group in mine if one.name == "recompute"]
-        + [compared(one, {"group": groups.last}, False) for _, one, _ in mine if one.name == "one token"],
+        "validated": {name: validated(named[name]) for name in VALIDATED if name in named},
+        "broken": [broken_helper(named[name]) for name in ("exchange, loop",) if name in named],
+        "compared": [compared(named[name], first_ranks(3), True) for name in ("recompute",) if name in named]
+        + [compared(named[name], again, False) for name in ("one token",) if name in named],
     }

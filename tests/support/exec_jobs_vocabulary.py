@@ -19,6 +19,7 @@ from zbsolve.models.losses import CrossEntropy
 
 from .exec_tools import a_problem, random_schedule, refusal
 from .trials import Trial, mesh_of
+from .trials import tried as tried
 
 WIDTH, LENGTH = 8, 5
 
@@ -139,21 +140,21 @@ def trial_of(case: Case, seed: int = 0, problem: Problem | None = None) -> Trial
         made = model(case)
         return [made[i] for i in numbers]
 
+    def options() -> dict[str, Any]:
+        how: dict[str, Any] = {"split": case.split, "timeout": 30}
+        if case.emulated:
+            how["emulate"] = Times.of(schedule, "schedule")
+        if case.meta:
+            how["layers"] = nn.ModuleList(model(case)).to("meta")
+            how["init"] = lambda number, layer: layer.load_state_dict(model(case)[number].state_dict())
+        return how | ({"mesh": mesh_of(dp=1, pp=3), "parallelize": lambda stage, whole: None} if case.mesh else {})
+
     schedule = random_schedule(problem_of(case) if problem is None else problem, seed, in_order=True)
-    options: dict[str, Any] = {"split": case.split, "timeout": 30}
-    if case.emulated:
-        options["emulate"] = Times.of(schedule, "schedule")
-    if case.meta:
-        options["layers"] = nn.ModuleList(model(case)).to("meta")
-        options["init"] = lambda number, layer: layer.load_state_dict(model(case)[number].state_dict())
-    elif not case.builder:
-        options["layers"] = model(case)
-    if case.mesh:
-        options |= {"mesh": mesh_of(dp=1, pp=3), "parallelize": lambda stage, whole: None}
     return Trial(
         problem=schedule,
         layers=layers,
         whole=lambda: model(case),
+        listed=not case.builder,
         batch=lambda place, step: batch(case),
         loss=CrossEntropy(**dict(case.options)),
         uneven=bool(case.rows),
@@ -166,16 +167,10 @@ def pipeline_of(case: Case, problem: Problem | None = None, **more: Any) -> Pipe
     return trial_of(case, problem=problem).pipeline(**more)
 
 
-def cases(rank: int, names: list[str]) -> dict[str, Any]:
-    """Case → how far a step is from the unsplit model."""
-    trials = {one.name: trial_of(one, seed) for seed, one in enumerate(CASES) if one.name in names}
-    return {name: trial.ran(trial.pipeline()) for name, trial in trials.items()}
-
-
-def all_of(rank: int, given: dict[str, Any]) -> dict[str, Any]:
-    """What is asked for in one launch."""
-    found = {"cases": cases(rank, given["names"]), "refused": refused(rank, None)}
-    return found | {"evaluated": evaluated(rank, None), "checkpoints": checkpoints(rank, given["folder"])}
+TRIALS, GRAPHS = (
+    {one.name: trial_of(one, seed) for seed, one in enumerate(CASES) if (one.split == "graph") == graph}
+    for graph in (False, True)
+)
 
 
 def evaluated(rank: int, _: None) -> dict[str, float]:

@@ -142,7 +142,7 @@ def refusal(call: Callable[[], Any], kind: type[Exception] = BadInput) -> str:
 
 def everything(runner: Pipeline) -> dict[Place, Value]:
     """The gradients of this rank's layers, and of the whole of a sharded vocabulary. All ranks of a mesh call this."""
-    shards = {} if runner.vocabulary is None else runner.vocabulary.values(lambda p: p.grad)
+    shards = runner.whole.values(lambda p: p.grad)
     return values(runner.layers) | shards
 
 

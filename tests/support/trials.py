@@ -45,7 +45,8 @@ class Trial:
     layers(numbers): these layers of the model, alike wherever they are built.
     batch(place, step): inputs and targets, a microbatch each, of the pipeline at this place of those beside each other.
     options: of `Pipeline`; a function where they need process groups, which all ranks call together.
-    wrap: changes the layers that the pipeline gets. whole: the unsplit model, where it is not just all layers.
+    wrap: changes the layers that the pipeline gets. whole: the unsplit model, where it is not just all layers. listed: the
+    pipeline gets that model too, so tied layers are found.
     before(layers, place, step): changes the layers before a step, those of this rank and those of the unsplit model.
     steps: whose gradients add up; each: they do not, and each step is compared by itself.
     uneven: microbatches differ in rows, which all count alike; only ranks that need a batch have it.
@@ -60,6 +61,7 @@ class Trial:
     options: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
     wrap: Callable[[list[nn.Module]], Any] | None = None
     whole: Callable[[], list[nn.Module]] | None = None
+    listed: bool = False
     before: Callable[[Mapping[int, nn.Module], int, int], None] = nothing
     steps: int = 1
     each: bool = False
@@ -80,7 +82,8 @@ class Trial:
 
         options = self.options() if callable(self.options) else self.options
         how: dict[str, Any] = {"loss": self.loss, "timeout": 60, **options, **more}
-        layers = how.pop("layers", wrapped if self.wrap else self.layers)
+        given = self.whole() if self.listed and self.whole else wrapped if self.wrap else self.layers
+        layers = how.pop("layers", given)
         return Pipeline(layers, how.pop("schedule", None) or self.schedule(), **how)
 
     def unsplit(self, count: int) -> list[nn.Module]:
@@ -124,6 +127,16 @@ class Trial:
             for one in (pipe.module, nn.ModuleList(whole)) if self.each else ():
                 one.zero_grad()
         return {"gradient": max(gradients), "loss": max(losses), "left": left_in(pipe)}
+
+    def clipped(self, pipe: Pipeline, most: float) -> dict[str, float]:
+        """After a step, without a wait for gradients: their norm, the unsplit model's norm, how far the clipped ones
+        are from the unsplit model's."""
+        self.before(pipe.layers, pipe.place, 0)
+        pipe.step(*(list(part) for part in self.batch(pipe.place, 0)))
+        norm, whole = float(pipe.clip_grad_norm_(most)), self.unsplit(sum(pipe.counts))
+        self.add_gradients(whole, 0, pipe)
+        right = nn.utils.clip_grad_norm_(nn.ModuleList(whole).parameters(), most)
+        return {"norm": norm, "right": float(right), "worst": worst(pipe, whole)}
 
     def evaluated(self, pipe: Pipeline, batches: Iterable[Batches], outputs: bool = True) -> float:
         """The largest relative difference of evaluations and their outputs from those of the unsplit model."""
@@ -172,9 +185,9 @@ def tried(rank: int, where: str, run: Callable[[Trial, Pipeline], Any] = Trial.r
     module, _, name = where.partition(":")
     found = {}
     for title, trial in getattr(importlib.import_module(module), name).items():
-        ranks, more = dist.get_world_size(), {}
-        if not callable(trial.options) and isinstance(trial.problem, Problem) and trial.problem.ranks < ranks:
-            ranks, more = trial.problem.ranks, {"group": first_ranks(trial.problem.ranks)}
+        ranks, more, problem = dist.get_world_size(), {}, getattr(trial.problem, "problem", trial.problem)
+        if not callable(trial.options) and isinstance(problem, Problem) and problem.ranks < ranks:
+            ranks, more = problem.ranks, {"group": first_ranks(problem.ranks)}
         if rank < ranks:
             found[title] = run(trial, trial.pipeline(**more))
     return found

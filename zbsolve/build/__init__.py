@@ -1,7 +1,7 @@
-"""Builders: the one place where edges between passes are written. `pipeline` makes the plain step; every other one takes a
-Problem and gives a Problem, so they compose.
+"""Builders: the one place where edges between passes are written. `pipeline` makes the plain step; each of the others takes
+a Problem and returns a Problem, so they compose.
 
-Numbers "a stage" are one for all stages, or one a stage, shape (stages,); so they are "a rank". Times are whole µs."""
+Numbers "a stage" are one for all stages, or shape (stages,); numbers "a rank" likewise. Times are whole µs."""
 
 from typing import TYPE_CHECKING
 

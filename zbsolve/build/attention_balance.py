@@ -1,5 +1,5 @@
-"""Which rank makes how much attention for which pass: ranks that would wait help those that are in attention. The reference
-by which the work is shared out is when passes of slices would begin if all took as long."""
+"""Which rank computes how much attention for which pass: ranks that would wait help passes that are in their attention. The
+attention is divided by a simulation of passes of slices that all take equally long."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .attention_costs import AttentionExchange, attending, parts_of, traffic
 
 
 class Handing(NamedTuple):
-    """A pass that hands a part of its attention to another rank.
+    """A pass that hands over a part of its attention to another rank.
 
     row: of the pass in the problem's table, a forward or backward.
     blocks: how many blocks of its attention.
-    behind: the row of the helper's own pass behind which it makes them; −1: before that of row `ahead`.
+    behind: the row of the helper's own pass after which it computes them; −1: before that of row `ahead`.
     ahead: see `behind`.
     """
 
@@ -31,8 +31,8 @@ class Handing(NamedTuple):
     ahead: int = -1
 
 
-# Where a pass of each kind stands in the reference's order: at the forward or the backward of its own stage, or of the
-# model's last or first one, and by so many half slots before or behind it.
+# The place of each kind of pass in the reference order: at the forward or backward of its own stage, or of the model's last
+# or first stage, and by how many half slots after (negative: before) it.
 FORWARD, BACKWARD = 0, 1
 OWN, LAST, FIRST = 0, 1, 2
 TURNS = {
@@ -48,8 +48,8 @@ TURNS = {
 
 
 def one_forward_one_backward(problem: Problem) -> Schedule:
-    """A step in slices in the order of `even_slots`: W right behind its B, a recompute right before it. Raises BadInput
-    where it has passes that this says nothing of."""
+    """A step in slices in the order of `even_slots`, with W right after its B, and a recompute right before it. Raises
+    BadInput for passes of other kinds, whose place is not known."""
     p, start = problem.passes, even_slots(problem).start
     for kind in p.kinds:
         if kind not in TURNS:
@@ -69,18 +69,18 @@ def one_forward_one_backward(problem: Problem) -> Schedule:
 
 
 def balanced(schedule: Schedule, costs: AttentionExchange) -> list[Handing]:
-    """What is handed over where ranks run the orders of `schedule`, of a step in even slices without an exchange.
+    """The attention that is handed over if ranks run the orders of `schedule`, of a step in even slices without an exchange.
 
-    The step is simulated. Whenever k ranks would wait, the k passes with the most attention left hand some of it to one of
-    them each, so much that the later of both is done as early as can be. At that moment no other k passes, one helper each,
-    leave less to the one with the most: what is left of the passes behind these k stays, and of each of these as little as
-    one helper can make it. costs: of `AttentionExchange.checked`.
+    The step is simulated. Whenever k ranks would wait, the k passes with the most attention left each hand some of it to one
+    of them, so much that the later of both ends as early as possible. At that moment no other choice of k passes, with one
+    helper each, leaves less to the pass with the most: the other passes keep what they have, and each of these
+    k gets as little as one helper allows. costs: the result of `AttentionExchange.checked`.
     """
     return _Simulation(schedule, costs).handings()
 
 
 class _Running(NamedTuple):
-    """A pass that may hand over: when its attention begins, and µs of what comes behind."""
+    """A pass that may hand over attention: when its attention begins, and µs of the work after it."""
 
     row: int
     begin: int
@@ -88,7 +88,7 @@ class _Running(NamedTuple):
 
 
 class _Simulation:
-    """The step as it runs. end: of passes that began, their end as far as it is known."""
+    """A simulation of the step. end: the end of each pass that has begun, as far as it is known."""
 
     def __init__(self, schedule: Schedule, costs: AttentionExchange) -> None:
         problem = schedule.problem
@@ -113,11 +113,11 @@ class _Simulation:
         self.last, self.runs, self.helps = [-1] * problem.ranks, [-1] * problem.ranks, [0] * problem.ranks
         self.first = [index[schedule.order[f"compute:{rank}"][0]] for rank in range(problem.ranks)]
         self.giving: dict[int, _Running] = {}
-        self.events: list[tuple[int, int, int]] = []  # µs; 0: the end of a pass, 1: a pass is ready, 2: look round; row
+        self.events: list[tuple[int, int, int]] = []  # (µs; 0: a pass ends, 1: it is ready, 2: look for help; row)
         self.found: list[Handing] = []
 
     def handings(self) -> list[Handing]:
-        """All of them, in the order in which their helpers begin."""
+        """All handings, in the order in which their helpers begin."""
         for row, waiting in enumerate(self.waiting):
             if waiting == 0:
                 heappush(self.events, (0, 1, row))
@@ -133,7 +133,7 @@ class _Simulation:
         return self.found
 
     def _ended(self, row: int, now: int) -> None:
-        self.end[row] = -1  # a second event of the same end is none
+        self.end[row] = -1  # ignore a second event for this end
         self.giving.pop(row, None)
         if self.rank[row] >= 0:
             self.last[self.rank[row]], self.runs[self.rank[row]] = row, -1
@@ -158,7 +158,7 @@ class _Simulation:
             heappush(self.events, (begin, 2, row))
 
     def _help(self, now: int) -> None:
-        """Ranks that wait take from the passes that have the most attention left."""
+        """Let waiting ranks help the passes with the most attention left."""
         idle = [rank for rank, row in enumerate(self.runs) if row < 0 and self.helps[rank] <= now]
         if not idle or not self.giving:
             return
@@ -168,7 +168,7 @@ class _Simulation:
             self._hand(running, rank, now)
 
     def _hand(self, running: _Running, rank: int, now: int) -> None:
-        """So much that the later of both is done as early as can be; the fewest blocks."""
+        """Hand over so much that the later of both ends as early as possible, with the fewest blocks."""
         at, p = int(self.place[running.row]), self.problem.passes
         many = np.arange(int(self.parts.blocks[at]) + 1)
         stage, earlier = np.full(len(many), p.stage[running.row]), np.full(len(many), p.slice[running.row])
@@ -189,24 +189,24 @@ class _Simulation:
 
 
 class Slots(NamedTuple):
-    """start: the slot in which each pass begins, shape (passes,); −1 for what is no forward and no backward. A forward
-    takes one slot, a backward (B and its W, or BW) `backward` of them."""
+    """start: the slot in which each pass begins, shape (passes,); −1 for a pass that is neither forward nor backward. A
+    forward takes one slot, a backward (B and its W, or BW) takes `backward` slots."""
 
     start: Ints
     backward: int
 
 
 class _Lane(NamedTuple):
-    """Rows of a stage's passes one way, in the order in which they run. way: which stage this is of those that a slice goes
-    through, forth and back, from 1 on."""
+    """Rows of a stage's forwards or backwards, in the order in which they run. way: the number of this visit among all
+    that a slice makes to stages, down and up again, from 1 on."""
 
     way: int
     rows: deque[int]
 
 
 def even_slots(problem: Problem) -> Slots:
-    """The slots of a step in sequence slices, one forward one backward: a rank runs a forward where one
-    is ready and it holds fewer than vn + p − 1 − s slices (v stages of the rank, n slices, p ranks, s its first stage), else
+    """The slots of a step in slices, one forward one backward: a rank runs a forward if one is ready and it holds fewer than
+    vn + p − 1 − s slices (v stages on the rank, n slices, p ranks, s its first stage), else
     a backward. On placement single that is SlimPipe's order (arXiv 2504.14519, section 4.1)."""
     forward, backward = (problem.passes.duration[problem.rows(*kinds)] for kinds in (("F",), ("B", "BW")))
     if not len(backward):
@@ -216,7 +216,7 @@ def even_slots(problem: Problem) -> Slots:
 
 
 def _lanes(problem: Problem, stages: int) -> list[list[_Lane]]:
-    """Of each rank its lanes, forwards first, of later stages first."""
+    """The lanes of each rank: forwards first, later stages first."""
     p, lanes = problem.passes, [list[_Lane]() for _ in range(problem.ranks)]
     for kinds, sign in ((("F",), 1), (("B", "BW"), -1)):
         rows = problem.rows(*kinds)
@@ -229,10 +229,10 @@ def _lanes(problem: Problem, stages: int) -> list[list[_Lane]]:
 
 
 def _starts(problem: Problem, length: int) -> Ints:
-    """The slot of every pass, one slot after the other. length: slots of a backward."""
+    """The slot of every pass, by a simulation slot by slot. length: slots of a backward."""
     part, stages = problem.parts.tolist(), int(problem.passes.stage[problem.rows("F")].max()) + 1
     lanes, start = _lanes(problem, stages), np.full(len(problem.passes), -1, np.int64)
-    end = np.full((2 * stages + 1, max(part) + 1), np.iinfo(np.int64).max)  # of each way; first the batch, which is there
+    end = np.full((2 * stages + 1, max(part) + 1), np.iinfo(np.int64).max)  # of each visit; 0: the batch, which is ready
     end[0] = 0
     own = [[lane.way - 1 for lane in some if lane.way <= stages] for some in lanes]
     limit = [len(ways) * problem.slices + problem.ranks - 1 - min(ways) for ways in own]
@@ -249,7 +249,7 @@ def _starts(problem: Problem, length: int) -> Ints:
                     held[rank], begun = held[rank] + (1 if forth else -1), begun + 1
                     break
         left -= begun
-        if not begun and max(free) <= now:  # every rank waits for room: one more slice each
+        if not begun and max(free) <= now:  # every rank waits for room: allow one more slice on each
             limit = [slots + 1 for slots in limit]
         else:
             now += 1

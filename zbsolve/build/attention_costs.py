@@ -1,4 +1,4 @@
-"""What attention takes that one rank makes for another, and what travels for it."""
+"""The costs of attention that one rank computes for another: times, bytes and messages."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .numbers import Numbers, whole_numbers
 
 
 class AttentionExchange(NamedTuple):
-    """What causal attention costs of even slices, one number or one a stage where nothing else is said.
+    """The costs of causal attention between even slices, one number or one a stage unless stated otherwise.
 
     forward, backward: µs of the attention of a slice's queries to the keys of one earlier slice, in F and in B or BW. To the
         slice's own keys it takes half of that.
-    query_bytes: of a slice's queries, and as many of the attention's output and of either's gradient.
-    key_bytes: of a slice's keys and values together, and of their gradients.
-    statistic_bytes: of the logarithms of its softmax's denominators.
+    query_bytes: of a slice's queries; the attention's output and the gradients of both have as many.
+    key_bytes: of a slice's keys and values together; their gradients have as many.
+    statistic_bytes: of the log-sum-exp of its scores.
     latency: µs of a message, for all layers of the stage together.
     bytes_per_us: of a link.
-    before: the share of a forward's other work that comes before its attention; in the backward it comes behind.
+    before: the share of a forward's other work that comes before its attention; in the backward it comes after.
     blocks: into how many blocks a slice is cut; whole blocks are handed over.
     """
 
@@ -37,7 +37,7 @@ class AttentionExchange(NamedTuple):
     blocks: int = 8
 
     def checked(self, stages: int) -> AttentionExchange:
-        """The same with whole numbers, one a stage. Raises BadInput."""
+        """The same with integers, one for each stage. Raises BadInput."""
         if not isinstance(self.blocks, int | np.integer) or isinstance(self.blocks, bool) or self.blocks < 1:
             raise BadInput(f"attention exchange: blocks: at least 1 is needed, got {self.blocks}")
         if not 0 <= self.before <= 1:
@@ -51,13 +51,13 @@ class AttentionExchange(NamedTuple):
         return self._replace(**whole)
 
     def message(self, stage: Ints, size: Ints) -> Ints:
-        """µs of messages of `size` bytes, shape (messages,), of stages."""
+        """µs of messages with `size` bytes of these stages, shape (messages,)."""
         return np.asarray(np.asarray(self.latency)[stage] + np.ceil(size / self.bytes_per_us).astype(np.int64))
 
 
 class Parts(NamedTuple):
-    """Passes in three parts, µs each, shape (passes,): before their attention, attention, and behind it. key_time: µs of
-    attention to one block of keys; blocks: how many of them are of earlier slices, and can be handed over."""
+    """Passes in three parts, µs each, shape (passes,): before their attention, the attention, and after it. key_time: µs of
+    attention to one block of keys; blocks: how many blocks belong to earlier slices, and can be handed over."""
 
     before: Ints
     attention: Ints
@@ -67,7 +67,7 @@ class Parts(NamedTuple):
 
 
 def attending(problem: Problem) -> Ints:
-    """The rows of the passes that attention is part of, forwards and backwards."""
+    """The rows of passes with attention: forwards and backwards."""
     return problem.rows("F", "B", "BW")
 
 
@@ -89,22 +89,22 @@ def parts_of(problem: Problem, costs: AttentionExchange, rows: Ints) -> Parts:
 
 
 def queries_travel(queries: Any, keys: Any, statistics: Any, earlier: Any, backward: Any) -> Any:
-    """Whether fewer bytes travel when a helper gets all of a slice's queries and some blocks of keys, than when it gets some
-    of the queries and the keys of all earlier slices.
+    """Are fewer bytes sent if a helper gets all of a slice's queries and some blocks of keys, than if it gets some of the
+    queries and the keys of all earlier slices?
 
-    With a part f of a slice's attention to `earlier` slices handed over, queries, outputs and statistics Q and keys and
-    values K of a slice, the first is Q + f·earlier·K and the second f·Q + earlier·K; their difference is
-    (1 − f)(Q − earlier·K). So it is the first wherever earlier·K ≥ Q, however much is handed over. Forwards, Q is queries,
-    output and statistics; backwards queries, output, its gradient, statistics and the queries' gradient, and keys go both
-    ways. queries, keys, statistics: bytes of a slice, as in `AttentionExchange`; all in one shape.
+    Let f be the share of a slice's attention to `earlier` slices that is handed over, Q the bytes of queries, outputs and
+    statistics, and K those of a slice's keys and values. The first way sends Q + f·earlier·K, the second f·Q + earlier·K.
+    The difference is (1 − f)(Q − earlier·K), so the first is better wherever earlier·K ≥ Q, for any f. In a forward Q has
+    queries, output and statistics; in a backward queries, output, its gradient, statistics and the queries' gradient, and
+    keys are sent both ways. queries, keys, statistics: bytes of a slice, as in `AttentionExchange`; all of the same shape.
     """
     sent = np.where(backward, 4 * np.asarray(queries), 2 * np.asarray(queries)) + statistics
     return np.asarray(earlier) * keys * np.where(backward, 2, 1) >= sent
 
 
 def traffic(costs: AttentionExchange, stage: Ints, earlier: Ints, blocks: Any, backward: Any) -> tuple[Ints, Ints]:
-    """Bytes to the rank that helps and back from it, for so many blocks of slices that have `earlier` ones before, shape
-    (passes,) each: the cheaper way of the two (see `queries_travel`)."""
+    """Bytes to the helping rank and back, shape (passes,) each, for `blocks` blocks of slices with `earlier` ones before
+    them, by the cheaper of the two ways (see `queries_travel`)."""
     sizes = costs.query_bytes, costs.key_bytes, costs.statistic_bytes
     queries, keys, statistics = (np.asarray(size)[stage] for size in sizes)
     part = np.asarray(blocks) / np.maximum(1, earlier * costs.blocks)

@@ -1,22 +1,22 @@
-"""Attention of late slices made by ranks that run early ones (SlimPipe, arXiv 2504.14519, attention context exchange).
+"""Attention of late slices computed by ranks that run early ones (SlimPipe, arXiv 2504.14519, attention context exchange).
 
 With causal attention the last of n even slices takes 2n − 1 times the attention of the first. Ranks run different slices at
-a moment, so that all wait for the one with the latest. A pass that hands over attention is cut in parts:
+the same time, so all wait for the one with the latest. A pass that hands over attention is cut into parts:
 
     FQ  the forward up to queries, keys and values              BQ  the backward down to the gradient of attention's output
     FA  the attention that stays                                BA  its gradients
     FH  the helper's attention                                  BH  its gradients
     F   merges both by their softmax statistics, and goes on    B, BW  adds them up, and goes on
 
-FH and BH run on the helper's rank, under the stage's number, behind a pass of the helper's own: at that one's start the
-helper takes memory for what it receives and makes, and at FH's end it frees it. Several behind one pass run one after the
-other, so that there is memory for the one that runs and the next one. While the helper computes, FA does; and a
-rank that still waits may run other passes. F and B (or BW) keep their names, and hand on what they did; what came before
-them comes before FQ and BQ now.
+FH and BH run on the helper's rank, with the stage's number, after a pass of the helper's own. At the start of that pass the
+helper allocates memory for what it receives and computes, and frees it at FH's end. If there are several after one pass,
+they run one after the other, with memory for the running one and the next. FA runs while the helper computes; and a rank
+that still waits may run other passes. F and B (or BW) keep their names, and pass on what they did before; what came before
+them now comes before FQ and BQ.
 
-`exec.slices.exchange` runs it: F sends queries, and keys of blocks that are handed over, at each call of attention, FH sends
-back `partial_attention` of them, and F merges; B sends the gradient, the whole's output and statistics, and BH sends back
-`partial_gradients`. Where a stage has several layers of attention, each part stands for the sum over them.
+`exec.attention` runs this: at each call of attention F sends queries, and keys of the blocks to hand over, FH sends back
+their `partial_attention`, and F merges it; B sends the gradient, the whole output and its statistics, and BH sends back
+`partial_gradients`. If a stage has several layers of attention, each part stands for their sum.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def with_attention_exchange(
     """`problem`, a step in even sequence slices, where passes hand attention to other ranks (SlimPipe, arXiv 2504.14519).
 
     costs: µs and bytes of attention between slices.
-    handings: who hands how many blocks to whom; None: as ranks would wait that run one forward one backward (see
-        `balanced`).
+    handings: which passes hand how many blocks to which rank; None: as ranks that run one forward one backward would wait
+        (see `balanced`).
 
-    Put it in behind slices. Raises BadInput for numbers that make no sense, a step without slices or with an exchange
-    already, and for handings of other passes, to the pass's own rank, or of more blocks than it has.
+    Apply it after slices. Raises BadInput for numbers that make no sense, a step without slices or already with an
+    exchange, and for handings of other passes, to the pass's own rank, or of more blocks than it has.
     """
     if not isinstance(costs, AttentionExchange):
         raise BadInput(f"attention exchange: {costs}: an `AttentionExchange` is needed, which says what attention takes")
@@ -64,9 +64,9 @@ def with_attention_exchange(
 
 
 def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
-    """`problem` where these passes are cut: before their attention (the first new rows), all attention (the next ones), and
-    what comes behind it, under the old name. What waited for a pass waits for its last part, its first one waits
-    for what the pass did, and bytes lie from the first to the last."""
+    """`problem` with these passes cut: first new rows for the parts before their attention, then for all of their attention;
+    the rest keeps the old name. What waited for a pass waits for its last part; its first part waits for what the pass
+    waited for; and its bytes are held from the first part to the last."""
     p, e = problem.passes, problem.edges
     duration, forward = p.duration.copy(), p.are("F")[rows]
     duration[rows] = parts.behind
@@ -75,7 +75,7 @@ def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
         passes = passes.like(rows, np.where(forward, *kinds), "compute", time, slice=p.slice[rows])
     begin, first = np.arange(len(p)), len(p) + np.arange(len(rows))
     begin[rows] = first
-    early = np.flatnonzero(begin[e.after] != e.after)  # what comes before a pass comes before its first part, too
+    early = np.flatnonzero(begin[e.after] != e.after)  # what precedes a pass must precede its first part
     held = np.flatnonzero((begin[e.before] != e.before) & (e.bytes > 0))
     edges = replace(e, bytes=np.where(begin[e.before] != e.before, 0, e.bytes))
     edges += Edges.of(e.before[early], begin[e.after[early]], lag=e.lag[early])
@@ -86,8 +86,8 @@ def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
 
 
 def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, first: int) -> Problem:
-    """`problem`, in which these passes are cut, with the passes of helpers. handed: `Handing` in columns, shape (4, n);
-    first: the row of the first part of the first pass."""
+    """`problem`, with these passes cut, and the helpers' passes. handed: `Handing` in columns, shape (4, n); first: the row
+    of the first part of the first pass."""
     p, (rows, blocks, behind, ahead) = problem.passes, handed
     count, forward, stage, begin = len(rows), p.are("F")[rows], p.stage[rows], first + np.arange(len(rows))
     unit = np.where(forward, np.asarray(costs.forward)[stage], np.asarray(costs.backward)[stage])
@@ -99,7 +99,7 @@ def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, firs
     passes = replace(p, duration=duration).like(rows, np.where(forward, "FH", "BH"), "compute", away, **columns)
     forth, back = traffic(costs, stage, p.slice[rows], blocks, ~forward)
     beside = _beside(own, late, helped)
-    chained = np.flatnonzero(beside != own)  # the own pass's edge, too: it says where a rank helps
+    chained = np.flatnonzero(beside != own)  # with an edge to the own pass, which says where a rank helps
     edges = problem.edges + Edges.of(begin + count, rows, bytes=back)
     edges += Edges.of(begin, helped, lag=costs.message(stage, forth))
     edges += Edges.of(helped, rows, lag=costs.message(stage, back))
@@ -109,8 +109,8 @@ def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, firs
 
 
 def _beside(own: Ints, late: Bools, helped: Ints) -> Ints:
-    """The pass from whose start (up to whose end) each helper holds memory: its rank's own one, or the one that helps right
-    before (behind) it at the same place. late: whether a helper comes behind its own pass; helped: the helpers' rows."""
+    """The pass at whose start (end) each helper's memory begins (ends): its rank's own pass, or the helper next to it at the
+    same place. late: does a helper come after its own pass?; helped: the helpers' rows."""
     beside, last = own.copy(), dict[tuple[int, bool], int]()
     for i, place in enumerate(zip(own.tolist(), late.tolist(), strict=True)):
         at = last.get(place)
@@ -153,16 +153,15 @@ def _check_handings(problem: Problem, costs: AttentionExchange, handed: Sequence
 
 
 def without_exchange(problem: Problem) -> Problem:
-    """The step's passes without parts and helpers, and the edges between these: names for an order. The problem itself where
+    """The step's passes without parts and helpers, and the edges between these: names for an order. The problem itself if
     it has no exchange."""
     parts = problem.passes.that(feature=ATTENTION)
     return problem.only(np.flatnonzero(~parts)) if parts.any() else problem
 
 
 def with_parts(problem: Problem, schedule: Schedule) -> Schedule:
-    """The order of `problem` from one of `without_exchange(problem)`: the parts of a pass right before it, and what a rank
-    makes for others behind its own pass that the graph says, in the order of the table. The schedule itself where there is
-    no exchange."""
+    """The order of `problem` from one of `without_exchange(problem)`: parts come right before their pass, and helpers next
+    to their rank's own pass as in the graph, in the order of the table. The schedule itself if there is no exchange."""
     if schedule.problem is problem:
         return schedule
     index = problem.index
@@ -181,15 +180,15 @@ def with_parts(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 class HandedOver(NamedTuple):
-    """What a pass hands over: the rank that helps, and the share of the tokens before its slice whose keys go there."""
+    """What a pass hands over: the helping rank, and the share of the earlier tokens whose keys are sent there."""
 
     rank: int
     share: float
 
 
 def handed_over(problem: Problem) -> dict[tuple[int, int, bool], HandedOver]:
-    """(stage, part, whether it is a backward) → what its pass hands over. Attention to one earlier slice takes twice what
-    that to the own one takes, so durations say the share."""
+    """(stage, part, is it a backward?) → what its pass hands over. Attention to one earlier slice takes twice as long as
+    to the slice itself, so the share follows from durations."""
     p, handed = problem.passes, {}
     for kind, own in (("FH", "FA"), ("BH", "BA")):
         rows = problem.rows(kind)
@@ -202,7 +201,7 @@ def handed_over(problem: Problem) -> dict[tuple[int, int, bool], HandedOver]:
 
 
 def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Row of a rank's own pass → rows of the helpers before it, and of those behind it."""
+    """Row of a rank's own pass → rows of the helpers before it, and of those after it."""
     p, e = problem.passes, problem.edges
     helps, here = p.that(away=True), p.rank[e.before] == p.rank[e.after]
     first: dict[int, list[int]] = {}
@@ -215,7 +214,7 @@ def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int
 
 
 def _like(problem: Problem, rows: Ints, others: Ints) -> Ints:
-    """Of each of `rows` the one of `others` that has its stage, microbatch and slice."""
+    """For each of `rows`, the one of `others` with the same stage, microbatch and slice."""
     p = problem.passes
     key = p.stage * (int(problem.parts.max()) + 1) + problem.parts
     order = np.argsort(key[others], kind="stable")

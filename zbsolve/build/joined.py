@@ -1,6 +1,6 @@
-"""Passes that a rank runs as one: F of one microbatch beside the backward of another, with the time that was measured of
-both together, and B and W as one BW, as DualPipeV of torch.distributed.pipelining has them in some microbatches. To
-everybody else such a step is passes and edges like any other, so nothing can come between the two."""
+"""Passes that a rank runs as one: the F of one microbatch overlapped with the backward of another, with the measured time of
+both together; and B and W as one BW, as DualPipeV of torch.distributed.pipelining has them in some microbatches. For all
+other code these are passes and edges like any other, so nothing can come between the two."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def with_joined(problem: Problem, groups: Sequence[Sequence[str]], times: Number
     groups: names of passes of one stream; the first gives FB its stage and microbatch.
     times: µs, one number or one a group, sends not included.
 
-    What waits for one of a group waits for all of it, and all of it for what one of them needs. It takes its memory at its
-    start and frees at its end. No other feature can come in behind. Raises BadInput for times that make no sense, for a pass
-    that is not there, is in two groups or on another stream, and for groups that wait for each other.
+    What waits for a pass of a group waits for the whole group, and the group waits for what any of its passes needs. FB
+    takes its memory at its start and frees it at its end. No other feature can be added afterwards. Raises BadInput for
+    times that make no sense, for a pass that does not exist, is in two groups or on another stream, and for groups that wait
+    for each other.
     """
     register(JOINED)
     passes, sending, stand_in = problem.passes, problem.sending, np.arange(len(problem.passes))
@@ -47,8 +48,8 @@ def with_joined(problem: Problem, groups: Sequence[Sequence[str]], times: Number
 
 
 def merged(problem: Problem, stand_in: Ints, kind: Ints, duration: Ints) -> Problem:
-    """`problem` with one pass in place of several. stand_in: row of the pass that stands for each, which is there still;
-    kind, duration: of these; shape (passes,) each. Edges within are gone."""
+    """`problem` with one pass in place of several. stand_in: for each pass the row of the one in its place, which remains;
+    kind, duration: of these; shape (passes,) each. Edges within a group are removed."""
     edges = problem.edges
     links = replace(edges, before=stand_in[edges.before], after=stand_in[edges.after])
     whole = replace(

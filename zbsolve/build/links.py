@@ -1,10 +1,10 @@
 """Links that messages share: each is a pass on the link's stream, so that one goes after the other (CrossPipe, ATC'25,
 section 4.1, on the link between two sites).
 
-A message was a lag, as many at once as one likes. Here `<stage>MF<microbatch>` is the message of a forward and
-`<stage>MB<microbatch>` that of a backward, on the rank that sends it: it occupies its link for its bytes, and its latency is
-the lag behind it. To everybody else they are two more kinds of passes, and in which order a link sends is the schedule's
-matter. How many bytes wait, before a link is free and until they are taken, `handover` counts as of any message.
+Elsewhere a message is a lag, and any number of messages travel at the same time. Here `<stage>MF<microbatch>` is the message
+of a forward and `<stage>MB<microbatch>` that of a backward, on the rank that sends it: it occupies its link for its bytes,
+and its latency is the lag after it. For all other code they are two more kinds of passes, and the schedule decides in which
+order a link sends. `handover` counts the bytes of messages that wait for a link or to be taken, as for any message.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
         the next 4: a link each way between each two sites (`site:<from>-<to>`); messages inside a site stay lags.
     latency: µs of each message that occupy no link. One that takes no longer stays a lag.
 
-    Put it in behind slices. Raises BadInput where messages occupy their sender, and for a message that hands nothing from
-    pass to pass, as those of attention that ranks make for each other.
+    Apply it after slices. Raises BadInput where messages occupy their sender, and for a message that passes no tensor on,
+    such as those of attention that ranks compute for each other.
     """
     p, e = problem.passes, problem.edges
     site = np.arange(problem.ranks) if shared in (PAIR, RANK) else sites_of(shared, problem.ranks)
@@ -57,7 +57,7 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
 
 
 def sites_of(shared: str, ranks: int) -> Ints:
-    """The site of each rank, shape (ranks,), where sites have so many ranks as "4+4" says. Raises BadInput."""
+    """The site of each rank, shape (ranks,); "4+4" says how many ranks each site has. Raises BadInput."""
     sizes = sites_in(shared)
     if sum(sizes) != ranks:
         raise BadInput(f"sites '{shared}': of {sum(sizes)} ranks, and there are {ranks}")
@@ -65,8 +65,8 @@ def sites_of(shared: str, ranks: int) -> Ints:
 
 
 def with_cards(problem: Problem) -> Problem:
-    """`problem` where sums of gradients, gathers and reductions occupy their rank's card too, both ways. Put it in behind
-    these."""
+    """`problem` where sums of gradients, gathers and reductions also occupy their rank's card, in both directions. Apply it
+    after these."""
     p = problem.passes
     rows = np.flatnonzero(~p.that(feature=ALL_TO_ALL) & ~p.that(together=True))
     sets, streams = list(p.stream_sets), p.streams.copy()
@@ -80,8 +80,8 @@ def with_cards(problem: Problem) -> Problem:
 
 
 def without_links(problem: Problem) -> Problem:
-    """The step where messages are lags as before `with_links`, and nothing occupies a card. The problem itself where it has
-    no such passes."""
+    """The step with messages as lags, as before `with_links`, and with nothing on cards. The problem itself if it has no
+    such passes."""
     sends = problem.passes.that(feature=LINKS)
     if not sends.any():
         return problem

@@ -1,5 +1,5 @@
-"""A step of many microbatches from problems of one: all alike, or of several kinds such as short and long ones;
-and what one microbatch alone needs."""
+"""A step of many microbatches from problems of one: all equal, or of several kinds such as short and long ones;
+and the memory that one microbatch alone needs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
     """Bytes that each pool needs at least for the passes of this microbatch, shape (pools,): the ranks' devices, then
     `problem.pools`.
 
-    While a pass runs, bytes lie there that it takes, or a pass before it, and that it frees, or a pass behind it: those
-    of all edges around it in the graph, in whatever order passes run. `least_room` is its closed form for a plain step that
-    is not built yet.
+    While a pass runs, its rank holds the bytes of all edges around it in the graph, in any order of passes: those that it or
+    a pass before it takes, and it or a pass after it frees. `least_room` is the closed form for a plain step that is not
+    built yet.
     """
     own = np.flatnonzero(problem.in_microbatch & (problem.passes.microbatch == microbatch))
     first = problem.only(own)
@@ -40,14 +40,14 @@ def one_microbatch_needs(problem: Problem, microbatch: int = 0) -> Ints:
 
 
 def checked_room(problem: Problem) -> Problem:
-    """The problem, a step whose microbatches differ in size alone, where each of them fits. Raises Infeasible."""
+    """The problem, a step whose microbatches differ only in size, if each of them fits. Raises Infeasible."""
     for microbatch in _largest(problem):
         check_room(one_microbatch_needs(problem, microbatch), problem.capacity, f"microbatch {microbatch} alone")
     return problem
 
 
 def _largest(problem: Problem) -> list[int]:
-    """The microbatch that holds most, of those alike in passes and their ranks."""
+    """Of all microbatches with the same passes on the same ranks, the one that holds most."""
     p, inside = problem.passes, problem.in_microbatch
     table = np.zeros((len(KINDS) * problem.stages, problem.microbatches), np.int64)
     np.add.at(table, (p.kind[inside] * problem.stages + p.stage[inside], p.microbatch[inside]), 1 + p.rank[inside])
@@ -59,7 +59,7 @@ def _largest(problem: Problem) -> list[int]:
 
 
 def _upstream(count: int, before: list[int], after: list[int]) -> np.ndarray:
-    """[i, j]: whether pass j is i or comes before it in the graph, shape (count, count)."""
+    """[i, j]: is pass j pass i, or before it in the graph? Shape (count, count)."""
     waits: dict[int, list[int]] = {i: [] for i in range(count)}
     for a, b in zip(before, after, strict=True):
         waits[b].append(a)
@@ -99,8 +99,8 @@ def mixed(problems: Sequence[Problem], kinds: Sequence[int]) -> Problem:
     problems: steps of one kind of microbatch each, alike in all but numbers.
     kinds: shape (microbatches,), an index of `problems` for each.
 
-    What belongs to no microbatch (updates, gathers, sums over replicas) takes the most of any, and ranks have the least
-    memory of any. Raises BadInput, and Infeasible where a microbatch alone does not fit.
+    What belongs to no microbatch (updates, gathers, sums over replicas) takes the most of all, and ranks have the least
+    memory of all. Raises BadInput, and Infeasible where a microbatch alone does not fit.
     """
     first = problems[0]
     for number, other in enumerate(problems):
@@ -133,7 +133,7 @@ def mixed(problems: Sequence[Problem], kinds: Sequence[int]) -> Problem:
 
 
 def _same(problem: Problem, other: Problem) -> dict[str, bool]:
-    """What is as in the other problem, by its name."""
+    """For each property, by its name: is it the same in the other problem?"""
 
     def columns(a: Any, b: Any, names: Sequence[str]) -> bool:
         return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
@@ -152,6 +152,6 @@ def _same(problem: Problem, other: Problem) -> dict[str, bool]:
 
 
 def _picked(columns: Sequence[Ints], kind: Ints) -> Ints:
-    """Each row of the column of its kind; of −1 the most of any."""
+    """For each row, the value of its kind; for kind −1 the largest of all."""
     table = np.stack(columns)
     return np.asarray(np.where(kind < 0, table.max(0), table[kind, np.arange(len(kind))]))

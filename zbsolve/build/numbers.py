@@ -1,4 +1,4 @@
-"""Numbers that people give to builders, as whole µs and bytes; and in which order features come into a step."""
+"""Numbers that users give to builders, as whole µs and bytes; and checks of the order in which features are added."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..util.text import exact_bytes
 
 LARGEST = 2**52  # µs or bytes
 Numbers = Sequence[float] | NDArray[Any] | float
-# Of each stage a number, or a row of one a microbatch.
+# A number for each stage, or for each stage a row of one for each microbatch.
 Table = Numbers | Sequence[Sequence[float] | NDArray[Any] | float]
 
 
 def whole_numbers(values: Any, what: str, count: int) -> Ints:
-    """`count` whole numbers from 0 up; one number stands for all. A fraction is rounded, and refused where that changes it
+    """`count` integers from 0 up; a single number stands for all. A fraction is rounded, or refused if rounding changes it
     by more than 0.1 %. Raises BadInput naming `what` and the position."""
     row = np.array(values, dtype=object).ravel()
     if not _several(values):
@@ -47,15 +47,15 @@ def whole_numbers(values: Any, what: str, count: int) -> Ints:
 
 
 def _several(values: Any) -> bool:
-    """Whether these are several values and not one."""
+    """Are these several values, not one?"""
     if isinstance(values, np.ndarray):
         return values.ndim > 0
     return isinstance(values, Sequence) and not isinstance(values, str)
 
 
 def whole_table(values: Any, what: str, rows: int, microbatches: int) -> Ints:
-    """A table of whole numbers, shape (rows, microbatches), from one number, one a row (a stage, or a boundary between two),
-    or rows of which each has one a microbatch or one for all. Raises BadInput as `whole_numbers` does."""
+    """A table of integers, shape (rows, microbatches), from one number, one a row (a stage, or a boundary between two),
+    or rows that each have one number a microbatch or one for all. Raises BadInput like `whole_numbers`."""
     whole = isinstance(values, np.ndarray) and values.dtype == np.int64 and values.shape == (rows, microbatches)
     if whole and values.min(initial=0) >= 0 and values.max(initial=0) <= LARGEST:
         return np.asarray(values)
@@ -68,7 +68,7 @@ def whole_table(values: Any, what: str, rows: int, microbatches: int) -> Ints:
 
 
 def check_room(needs: Ints, capacity: Iterable[int] | None, what: str = "one microbatch", also: str = "") -> None:
-    """Raise Infeasible where a rank has less than it needs for `what`, bytes a rank each; no capacity: unlimited."""
+    """Raise Infeasible where a rank has fewer bytes than it needs for `what`; capacity None: unlimited."""
     for rank, (need, room) in enumerate(zip(needs, () if capacity is None else capacity, strict=False)):
         if need > room:
             text = f"capacity: rank {rank} needs {exact_bytes(need)} for {what}, but has {exact_bytes(room)}{also}"
@@ -76,15 +76,15 @@ def check_room(needs: Ints, capacity: Iterable[int] | None, what: str = "one mic
 
 
 def check_before(problem: Problem, feature: str) -> None:
-    """Raise BadInput where a step has the feature already (see `kinds.Kind`), or one of those that come in behind it."""
+    """Raise BadInput where a step has the feature already (see `kinds.Kind`), or one that must be added after it."""
     if problem.has(feature):
         raise BadInput(f"{feature}: the problem has {feature} already")
     check_apart(problem, feature)
 
 
 def check_apart(problem: Problem, feature: str) -> None:
-    """Raise BadInput where a step has a feature that comes in behind this one (see `LATER`), or passes of several stages as
-    one (see `joined`), of which no other feature knows what they are of."""
+    """Raise BadInput where a step has a feature that must be added after this one (see `LATER`), or joined passes of several
+    stages (see `joined`), to which no other feature can be added."""
     for name in (*LATER.get(feature, ()), OVERLAP):
         if problem.has(name):
             raise BadInput(f"{feature}: the problem has {name} already: put {feature} in before")

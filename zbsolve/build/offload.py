@@ -1,8 +1,8 @@
-"""Offload: activations that go to host memory behind F and come back before the backward (PipeOffload, arXiv 2503.01328).
+"""Offload: activations that are copied to host memory after F, and back before the backward (PipeOffload, arXiv 2503.01328).
 
 A pass `O` copies what a stage's F keeps of a microbatch to the host, on `d2h:<rank>`; a pass `R` copies it back, on
-`h2d:<rank>`. The bytes are on the device from F's start to O's end and from R's start to the end of the backward that they
-are for, and in host memory from O's start to R's end. To everybody else O and R are two more passes.
+`h2d:<rank>`. The bytes are on the device from F's start to O's end, and from R's start to the end of the backward that needs
+them; in host memory they are from O's start to R's end. For all other code O and R are two more kinds of passes.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ def with_offload(
     """`problem` where stages copy what their F keeps to host memory (PipeOffload, arXiv 2503.01328).
 
     problem: a step of F, B, W (or BW).
-    O, R: µs a stage of a copy out and of one back, of all that it keeps of one microbatch.
+    O, R: µs a stage to copy out, and back, all that it keeps of one microbatch.
     fraction: how much of it is offloaded, 0 to 1, one number or one a stage. Copies take that part of their time; bytes are
         rounded down edge by edge.
     which: booleans of shape (stages,) or (stages, microbatches); None: all passes F with a fraction above 0.
     host: see `Host`; the pools are called `host:<node>`.
 
-    F → O → R → B: bytes that F keeps for B lie on an edge R → B, those for W on an edge R → W, and all passes of the stage
-    that wait for F wait for R. What is not offloaded stays where it is. A stage that keeps nothing in between (its X makes
-    it again) offloads nothing of that. The capacity of devices stays; a step that only fits with offload is built without a
-    limit and gets it behind.
+    F → O → R → B: bytes that F keeps for B are on an edge R → B, those for W on an edge R → W, and all passes of the stage
+    that wait for F wait for R. Bytes that are not offloaded stay on their edges. A stage that keeps nothing in between (its
+    X computes it again) offloads none of that. The capacity of devices does not change; to build a step that fits only with
+    offload, leave out its capacity, and set it afterwards.
 
-    Put it in behind recompute and before updates and sharding. Raises BadInput for numbers that make no sense, for a step
-    that offloads already, and for a stage that is to offload and has nothing that a later pass frees.
+    Apply it after recompute, and before updates and sharding. Raises BadInput for numbers that make no sense, for a step
+    that offloads already, and for a stage that should offload but keeps nothing that a later pass frees.
     """
     check_before(problem, OFFLOAD)
     shares = checked_fractions(fraction, problem.stages)
@@ -83,7 +83,7 @@ def with_offload(
 
 
 def _with_copies(problem: Problem, own: Ints, size: Ints, times: Sequence[Ints], host: Host) -> Problem:
-    """The problem with copies of `size` bytes of the edges `own`, in O and R µs a stage."""
+    """The problem with copies of `size` bytes from the edges `own`. times: µs of O and of R for each stage."""
     passes, edges, count = problem.passes, problem.edges, len(problem.passes)
     fs, of = np.unique(edges.before[own], return_inverse=True)
     stage, rank = passes.stage[fs], passes.rank[fs]
@@ -102,7 +102,7 @@ def _with_copies(problem: Problem, own: Ints, size: Ints, times: Sequence[Ints],
 
 
 def _on_one_bus(passes: Passes, ranks: int) -> Passes:
-    """The table with copies of both directions, and of so many neighbouring ranks, on one stream (0: as they are)."""
+    """The table with the copies, in both directions, of `ranks` neighbouring ranks on one stream (0: no change)."""
     if ranks == 0:
         return passes
 
@@ -122,14 +122,14 @@ def kept_bytes(problem: Problem) -> Ints:
 
 
 def _kept(problem: Problem) -> Bools:
-    """Which edges go from an F to a later pass of its stage that computes and may use what F keeps, shape (edges,)."""
+    """Which edges go from an F to a later computing pass of its stage, which may use what F keeps: shape (edges,)."""
     p, e = problem.passes, problem.edges
     same = (p.stage[e.before] == p.stage[e.after]) & (p.microbatch[e.before] == p.microbatch[e.after])
     return np.asarray(p.are("F")[e.before] & problem.computing[e.after] & same & (e.pool == 0))
 
 
 def _chosen(problem: Problem, which: Any, shares: Any) -> Bools:
-    """The passes F that are to offload, shape (passes,). Raises BadInput."""
+    """The passes F to offload, shape (passes,). Raises BadInput."""
     p, shape = problem.passes, (problem.stages, problem.microbatches)
     table = np.repeat((shares > 0)[:, None], shape[1], axis=1)
     if which is not None:
@@ -160,7 +160,7 @@ def checked_fractions(fraction: Numbers, stages: int) -> Any:
 
 
 def _check_all_move(problem: Problem, wanted: Ints, moving: Ints, kept: Ints, shares: Any) -> None:
-    """Raise Unfit for a stage that is to offload and keeps nothing, or where its share of each of the edges `kept` is
+    """Raise Unfit for a stage that should offload but keeps nothing, or whose share of each of the edges `kept` is
     less than a byte."""
     passes, edges = problem.passes, problem.edges
     for stage in np.setdiff1d(passes.stage[wanted], passes.stage[moving])[:1].tolist():

@@ -1,6 +1,6 @@
-"""`pipeline`: costs → `Problem`, the plain step. What else a step may have is a builder Problem → Problem beside this one
-(`recompute`, `all_to_all`, `exchange`, `updates`); together they are the one place that knows which pass waits for which,
-and which holds what memory."""
+"""`pipeline`: from costs to the `Problem` of a plain step. Everything else that a step may have is added by a builder
+Problem → Problem in this package. Builders are the one place that knows which pass waits for which, and which holds what
+memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) ->
     AF: µs a stage of `<stage>AF<microbatch>` after each F; no pass where it is 0.
     AB: µs a stage of `<stage>AB<microbatch>` after each B or BW; None: as AF.
 
-    What waited for the F or B of another stage waits for its all-to-all, as does the last stage's own backward; W does not.
+    What waited for the F or B of another stage waits for its all-to-all; so does the last stage's own backward, but not W.
     Raises BadInput, also for a stage that recomputes: its X would have to repeat AF.
     """
     check_apart(problem, ALL_TO_ALL)
@@ -53,7 +53,7 @@ def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) ->
     output = (place[before] >= 0) & (passes.kind[before] == passes.kind[after])  # to the F or B of another stage
     turn = np.flatnonzero(is_f[before] & backs[after] & (passes.stage[before] == stages - 1))
     turn = turn[place[before[turn]] >= 0]
-    # Behind the last stage is the loss, before the first the batch: nobody takes what goes there.
+    # What the last stage's AF and the first stage's AB bring goes to no other stage.
     down, up = is_f[own] & (passes.stage[own] < stages - 1), backs[own] & (passes.stage[own] > 0)
     handed = Edges.of(own, place[own], carries=np.where(down, "activation", np.where(up, "gradient", "")))
     moved = replace(edges, before=np.where(output, place[before], before))
@@ -67,8 +67,8 @@ LinkTimes = Table | Mapping[tuple[int, int], float]
 
 
 class Held(NamedTuple):
-    """Bytes of each stage and microbatch, shape (stages, microbatches) each: that F takes and B frees, that F takes and W
-    frees, that B takes and W frees."""
+    """Bytes of each stage and microbatch, shape (stages, microbatches) each: taken by F and freed by B; taken by F and freed
+    by W; taken by B and freed by W."""
 
     until_b: Ints
     until_w: Ints
@@ -215,12 +215,12 @@ def _routes(F: Table, placement: Placement) -> Routes:
 def _messages(comm: LinkTimes, routes: Routes, microbatches: int) -> list[Ints]:
     """µs of the messages down and up over each boundary, shape (stages − 1, microbatches) each."""
     ways = [_of_route(comm, route, microbatches) for route in routes]
-    number = np.arange(microbatches)  # they take the routes in turn
+    number = np.arange(microbatches)  # they alternate between the routes
     return [np.stack(way)[number % len(routes), :, number].T for way in zip(*ways, strict=True)]
 
 
 def _of_route(comm: LinkTimes, ranks_of: Sequence[int], microbatches: int) -> tuple[Ints, Ints]:
-    """The same where every microbatch takes one route."""
+    """The messages if all microbatches take one route."""
     hops = list(zip(ranks_of, ranks_of[1:], strict=False))
     away = np.array([a != b for a, b in hops], bool)
     if isinstance(comm, Mapping):
@@ -243,7 +243,7 @@ def _check_room(routes: Routes, held: Held, dropping: Ints, inputs: Ints, limits
     """Raise Infeasible where a microbatch alone does not fit a rank. dropping: stages; inputs: bytes of every stage."""
     for turn, route in enumerate(routes[: held.until_b.shape[1]]):
         table = np.concatenate(held)[:, turn :: len(routes)]
-        table = table[:, :1] if (table == table[:, :1]).all() else np.unique(table, axis=1)  # each different one once
+        table = table[:, :1] if (table == table[:, :1]).all() else np.unique(table, axis=1)  # check equal columns once
         for column in table.T:
             until_b, until_w, from_b = np.split(column, len(held))
             check_room(least_room(route, until_b + until_w, from_b, dropping, inputs), limits)
@@ -266,8 +266,8 @@ def _passes(times: Mapping[str, Ints], rank: Ints) -> Passes:
 
 
 def _edges(kinds: tuple[str, ...], lags: Sequence[Ints], sent: Sequence[Ints], held: Held) -> Edges:
-    """F down the stages, B up again, F before its B, B before its W; what F keeps is freed by B and by W, what B keeps
-    by W. lags, sent: µs of the messages down and up over each boundary, behind passes and as their ends, shape
+    """F down the stages, B up again, F before its B, B before its W; B and W free what F keeps, and W what B keeps.
+    lags, sent: µs of the messages down and up over each boundary, after passes and as their ends, shape
     (stages − 1, microbatches) each."""
     stages, m = held.until_b.shape
     rows = np.arange(len(kinds) * stages * m).reshape(len(kinds), stages, m)

@@ -1,6 +1,5 @@
-"""Recompute: stages that drop their activations after F and make them again in a pass X before B (arXiv 1604.06174).
-
-Here is written what X waits for and what it holds; to everybody else it is one more pass.
+"""Recompute: stages that free their activations after F and compute them again in a pass X before B (arXiv 1604.06174).
+This says what X waits for and what it holds; for all other code it is one more kind of pass.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from ..util.errors import BadInput
 from ..util.text import numbers_in, rows_of_numbers
 from .numbers import Table, check_before, whole_table
 
-# Stages that recompute, their numbers or as `recomputed_stages` reads them; or how many layers each of them does.
+# Stages that recompute: their numbers, or as in `recomputed_stages`, also with the number of layers for each.
 Recompute = Sequence[int] | Mapping[int, float] | str
 ALL = "all"
 
 
 def recomputed_stages(recompute: Recompute, stages: int) -> dict[int, float]:
-    """Stage → how many of its first layers are made again (infinite: all), stages ascending. Text: "all", "all:2" (two
-    layers of each stage), "0,2", "0:3,4-7:1". A stage that has fewer layers recomputes whole. Raises BadInput."""
+    """Stage → how many of its first layers are recomputed (infinite: all), stages ascending. Text: "all", "all:2" (two
+    layers of each stage), "0,2", "0:3,4-7:1". A stage with fewer layers recomputes all. Raises BadInput."""
     if isinstance(recompute, Mapping):
         parts = [(int(stage), str(count)) for stage, count in recompute.items()]
     elif isinstance(recompute, str):
@@ -59,13 +58,13 @@ def _numbers(part: int | str, stages: int) -> Sequence[int]:
 
 
 def recomputed_layers(recompute: Recompute, layers: Sequence[int]) -> tuple[int, ...]:
-    """How many of each stage's layers, its first ones, are made again. layers: of each stage. Raises BadInput."""
+    """How many of each stage's layers, the first ones, are recomputed. layers: of each stage. Raises BadInput."""
     counts = recomputed_stages(recompute, len(layers))
     return tuple(int(min(counts.get(stage, 0), count)) for stage, count in enumerate(layers))
 
 
 def recompute_in_words(again: Sequence[int], layers: Sequence[int]) -> str:
-    """Such counts as `recomputed_stages` reads them: "all", "0-3:2,4", "" for none."""
+    """Such counts as text that `recomputed_stages` reads: "all", "0-3:2,4", "" for none."""
     whole = [count == of for count, of in zip(again, layers, strict=True)]
     if all(whole):
         return ALL
@@ -81,14 +80,14 @@ def recompute_in_words(again: Sequence[int], layers: Sequence[int]) -> str:
 def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | None = None, held_input: Table = 0) -> Problem:
     """`problem`, a step that keeps everything (F, B, W or F, BW), with these stages recomputing.
 
-    stages: "all", "0,2", or numbers; of part of their layers "0:3,2:1" or {0: 3, 2: 1} (see `recomputed_stages`).
-    X: µs a stage, one number, or rows of one a microbatch; None: each as long as its F computes. Of part of a stage's
-        layers, of that part: then it is needed.
-    held_input: bytes a stage that F keeps for X, its input, in the forms of X. They are part of what B and W free. Where
+    stages: "all", "0,2", or numbers; for part of their layers "0:3,2:1" or {0: 3, 2: 1} (see `recomputed_stages`).
+    X: µs a stage, one number, or rows of one a microbatch; None: as long as the stage's F computes. Required, for that part,
+        if only part of a stage's layers recompute.
+    held_input: bytes a stage of the input that F keeps for X, in the forms of X. They are part of what B and W free. If only
         part of its layers recompute, with what the others keep.
 
-    After F only the input is held; from X's start what B and W free, in all as much as without recompute. What of the input
-    is more than that goes when X ends. X may run as soon as F has ended, and must before B.
+    After F only the input is held; from X's start what B and W free, in total as much as without recompute. If the input is
+    larger, the rest is freed when X ends. X may run as soon as F has ended, and must run before B.
 
     Raises BadInput, also for a stage with an all-to-all AF.
     """
@@ -118,7 +117,7 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     left[fs] = inputs[passes.stage[fs], passes.microbatch[fs]]
     kept = np.zeros(len(own), np.int64)
     late = passes.are("W")[after]
-    for rows in (np.flatnonzero(~late), np.flatnonzero(late)):  # of B's bytes first, what is more of W's
+    for rows in (np.flatnonzero(~late), np.flatnonzero(late)):  # first part of B's bytes, then of W's
         kept[rows] = np.minimum(left[before[rows]], held[rows])
         left[before[rows]] -= kept[rows]
     stays = edges.bytes.copy()
@@ -128,8 +127,8 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
 
 
 def without_recompute(problem: Problem) -> tuple[Problem, dict[str, str]]:
-    """The step without its passes X, whose B and BW take their time too; and pass → the X that it waits for, by name. The
-    problem itself where nothing is recomputed, or attention is exchanged: backwards and helpers' parts may wait for X."""
+    """The step without its passes X, whose times are added to B and BW; and pass → the X that it waits for, by name. The
+    problem itself if nothing is recomputed, or attention is exchanged: backwards and helpers may then wait for X."""
     edges, passes, names = problem.edges, problem.passes, problem.names
     own = np.flatnonzero(passes.are("X")[edges.before])
     if not len(own) or passes.that(feature=ATTENTION).any():
@@ -145,9 +144,9 @@ def without_recompute(problem: Problem) -> tuple[Problem, dict[str, str]]:
 
 def least_room(route: Sequence[int], held: Ints, from_b: Ints, stages: Ints, inputs: Ints) -> Ints:
     """Bytes a rank that one microbatch needs on this route: its first B waits for all F; the B of a rank's stages run one
-    after the other, and only that of the moment needs what it takes and, where the others recompute, activations.
+    after the other, and only the running one needs what it takes and, if the others recompute, its activations.
 
-    held, from_b, inputs: bytes a stage that F takes, that B takes, that F keeps where the stage is one of `stages`, which
+    held, from_b, inputs: bytes a stage that F takes, that B takes, and that F keeps if the stage is one of `stages`, which
     recompute. Shape (stages,); returns shape (ranks,).
     """
     need, below = np.zeros(max(route) + 1, np.int64), np.zeros(max(route) + 1, np.int64)

@@ -1,4 +1,4 @@
-"""A plain step made anew: its stages on other ranks, neighbouring ones joined or cut, memory in units."""
+"""A plain step rebuilt: with its stages on other ranks, with neighbouring stages joined or cut, or with memory in units."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
     """The same step with its stages on another placement.
 
     problem: a plain step of F and B and W (or F and BW); microbatches may differ.
-    placement: stage → rank. With k times fewer stages each k neighbouring ones become one: their times, bytes and layers add
-        up. With k times more each becomes k alike, as far as whole µs and bytes allow; nobody knows then how many layers.
+    placement: stage → rank. With k times fewer stages, each k neighbouring ones become one: their times, bytes and layers
+        are added. With k times more, each becomes k equal ones, up to rounding; then layers of stages are unknown.
 
-    A link between ranks takes as long as its slowest message, and one that had none as long as the slowest that had one.
+    A link between ranks takes as long as its slowest message; a link that had no message takes as long as the slowest one.
 
-    Raises BadInput where the problem is no plain step, or its stages do not make so many; Infeasible where one microbatch no
-    longer fits a rank.
+    Raises BadInput where the problem is no plain step, or the numbers of stages do not fit; Infeasible where one microbatch
+    no longer fits a rank.
     """
     others = [kind for kind in problem.passes.kinds if TABLE[kind].feature]
     has = f"passes of kind {', '.join(others)}" if others else "slices" if problem.passes.slice.any() else ""
@@ -40,8 +40,8 @@ def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
 def rebuilt(
     problem: Problem, placement: tuple[int, ...], stage_times: Mapping[str, Ints] | None = None, source: str | None = None
 ) -> Problem:
-    """`problem`, a plain step, made anew on `placement` (see `restaged`). stage_times: µs of each kind in place of its
-    own, shape (stages, microbatches) each. Raises BadInput, Infeasible."""
+    """`problem`, a plain step, rebuilt on `placement` (see `restaged`). stage_times: µs of each kind, if not its own, shape
+    (stages, microbatches) each. Raises BadInput, Infeasible."""
     stages, wanted = problem.stages, len(placement)
     if stages % wanted and wanted % stages:
         raise BadInput(f"placement: {stages} stages do not make {wanted}")
@@ -106,14 +106,14 @@ def _links(problem: Problem, placement: tuple[int, ...]) -> dict[tuple[int, int]
 
 
 def _without_lags(problem: Problem) -> Problem:
-    """The problem without what messages take."""
+    """The problem without the times of messages."""
     none = np.zeros_like(problem.edges.lag)
     passes = replace(problem.passes, duration=problem.passes.duration - problem.sending)
     return replace(problem, passes=passes, edges=replace(problem.edges, lag=none, sent=none))
 
 
 def with_units_in_flight(problem: Problem, units: int) -> Problem:
-    """`problem` where each microbatch of a stage holds `units` from F's start to the end of its BW, or of its W."""
+    """`problem` where each microbatch holds `units` on a stage, from F's start to the end of its BW or W."""
     passes, edges = problem.passes, problem.edges
     holds = passes.are("F")[edges.before] & passes.are("BW", "W")[edges.after]
     rows = np.flatnonzero(holds & (passes.stage[edges.before] == passes.stage[edges.after]))

@@ -1,11 +1,11 @@
 """Sharded parameters (FSDP, ZeRO-3: arXiv 1910.02054, section 5; arXiv 2304.11277) inside the graph.
 
-The ranks of a data-parallel group hold a part of a stage's parameters each. A pass `AG` gathers the parameters before the
+Each rank of a data-parallel group holds a part of a stage's parameters. A pass `AG` gathers the parameters before the
 stage uses them, and a pass `RS` sums the stage's gradients and leaves a part of the sum on each. Both run on `comm:<rank>`,
-beside computing. Parameters that are gathered, and gradients that are not reduced yet, are bytes on edges, so the schedule
-decides how long they are there.
+beside computing. Gathered parameters, and gradients that are not reduced yet, are bytes on edges, so the schedule
+decides how long they are held.
 
-Every other coordinate of the mesh runs the same schedule. The order on `comm:<rank>` is one, so the members of a group
+Every other coordinate of the mesh runs the same schedule. It has one order for `comm:<rank>`, so all members of a group
 call their collectives in the same order.
 """
 
@@ -27,7 +27,7 @@ from .untrained import untrained_stages
 
 
 class _Costs(NamedTuple):
-    """One number a stage, shape (stages,) each, as `with_sharding` takes them."""
+    """The numbers for each stage, shape (stages,) each, as `with_sharding` takes them."""
 
     gather: Ints
     reduce: Ints
@@ -37,8 +37,8 @@ class _Costs(NamedTuple):
 
 
 class _Home(NamedTuple):
-    """One stage on one of its ranks: the place among these; how many they are; its passes that use the weights, by group of
-    microbatches and in order: forwards; X, B and BW; and W or BW, which make the last gradients."""
+    """One stage on one of its ranks: place: of the rank among these; homes: their number; and its passes that use the
+    weights, by group of microbatches and in order: forwards; X, B and BW; W or BW, which compute the last gradients."""
 
     stage: int
     rank: int
@@ -50,13 +50,14 @@ class _Home(NamedTuple):
 
     @property
     def trained(self) -> bool:
-        """Whether it has backwards: stages in front that train nothing have none."""
+        """Has the stage backwards? (The first stages have none if they train nothing.)"""
         return any(map(len, self.gradients))
 
 
 class _Row(NamedTuple):
-    """One pass to add: kind, stage, number, rank, µs; the passes that wait for a gather, or that a reduction waits for; of
-    these the one with which bytes end, or begin; bytes."""
+    """One pass to add: kind, stage, number, rank, µs; users: the passes that wait for a gather, or that a reduction waits
+    for;
+    end: the one of these with which its bytes end, or begin; size: these bytes."""
 
     kind: str
     stage: int
@@ -85,11 +86,11 @@ def with_sharding(
     gathers: how often a stage's forwards gather, one number or one a stage.
 
     gathers = 1: `<stage>AG0` gathers before the first F, and the parameters stay until the last pass that uses them ends.
-    gathers = g > 1: microbatches are cut into g groups in order. `<stage>AG<group>` gathers for the forwards of a group, and
-    `<stage>AGB<group>` for its backwards (X, B, W or BW). What was gathered is freed when the last of these ends.
-    A stage that trains nothing frees what it gathered with its last F, or the group's, and reduces nothing.
-    Gradients take `gradient_bytes` from the start of the first pass that makes some (B or BW) to the end of `<stage>RS0`,
-    which waits for all W (or BW). Where a stage lives on r ranks (routes), pass k of the rank at place q among them has the
+    gathers = g > 1: microbatches are divided into g groups in order. `<stage>AG<group>` gathers for a group's forwards, and
+    `<stage>AGB<group>` for its backwards (X, B, W or BW). Gathered parameters are freed when the last of these ends.
+    A stage that trains nothing frees them with its last F, or the group's, and reduces nothing.
+    Gradients take `gradient_bytes` from the start of the first pass that computes some (B or BW) to the end of `<stage>RS0`,
+    which waits for all W (or BW). If a stage is on r ranks (routes), pass k of the rank at place q among them has the
     number k·r + q, and a pass C waits for all RS of its stage. An update U waits for the RS of its stage.
 
     Put it in last. Raises BadInput for numbers that make no sense, where the problem is sharded already, and where it has
@@ -134,7 +135,7 @@ def _with_rows(problem: Problem, rows: Sequence[_Row]) -> Problem:
 
 
 def _home(problem: Problem, stage: int, place: int, groups: int) -> _Home:
-    """A stage on one of its ranks, its microbatches there in so many groups. Raises BadInput where they are fewer."""
+    """A stage on one of its ranks, its microbatches there in `groups` groups. Raises BadInput where there are fewer."""
     rank, p = problem.stage_ranks[stage][place], problem.passes
     forwards, backwards, gradients = (
         rows[np.argsort(p.microbatch[rows], kind="stable")]
@@ -183,8 +184,8 @@ def _ends_of_step(problem: Problem) -> Edges:
 
 
 def _check_fits(problem: Problem, costs: _Costs, homes: list[_Home]) -> None:
-    """Raise Infeasible where the first B of a rank's last stage cannot have what is there whatever the order: parameters of
-    all stages that gather once (of the last one in any case), the last one's gradients, and what its own F keeps."""
+    """Raise Infeasible where a rank cannot run the first B of its last stage in any order. It needs the parameters of all
+    stages that gather once (in any case of the last one), the last one's gradients, and what its own F keeps."""
     if problem.capacity is None:
         return
     for rank, room in enumerate(problem.capacity):
@@ -204,12 +205,10 @@ def _check_fits(problem: Problem, costs: _Costs, homes: list[_Home]) -> None:
 
 
 def regathered(problem: Problem, uses: Sequence[Ints]) -> Problem:
-    """A sharded problem with other gathers in place of its own.
+    """A sharded problem with other gathers.
 
-    uses: a gather each, rows of passes of one stage on one rank in order. All of them wait for it, and what it gathered is
-        freed when the last of them ends. Gathers are numbered `<stage>AG<k>` in the order given.
-
-    Raises BadInput for a stage that gathers nothing.
+    uses: for each gather, rows of passes of one stage on one rank in order. All of them wait for it, and what it gathers is
+        freed when the last of them ends. Gathers are numbered `<stage>AG<k>` in the given order.
     """
     p, gathers = problem.passes, problem.rows("AG", "AGB")
     known = {(int(p.stage[i]), int(p.rank[i])): (int(p.duration[i]), int(problem.taken[i])) for i in gathers}

@@ -1,10 +1,10 @@
-"""Side inputs: what a stage makes beside the row and several later ones take, such as an encoder's output that every decoder
-stage attends to. It goes once to each rank that needs it, and is kept there until its last user. Gradients are summed on
-that rank and go back once.
+"""Side inputs: what a stage makes beside its output, and several later stages take, such as an encoder's output that every
+decoder stage attends to. It is sent once to each rank that needs it, and held there until its last use. Gradients are summed
+on that rank and sent back once.
 
-Stages form a graph where some begin a row of their own: there is no edge to them from the stage before. Where a row orders a
-giver and its takers, edges of side inputs only repeat that. Elsewhere they order them, takers on one rank in turn. So any
-order of a step in one row is one of it as a graph.
+Stages form a graph: some begin a row of their own, so no edge leads to them from the stage before. Where a row orders a
+giver and its takers, edges of side inputs only repeat that. Otherwise they order them, and the takers on one rank one after
+the other. So any order of a step with a single row is also valid for its graph.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ BACKWARDS = ("B", "BW")
 
 @dataclass(frozen=True, slots=True)
 class SideInput:
-    """What a stage makes beside the row of stages, and later ones take.
+    """What a stage makes beside its output, and later stages take.
 
     giver: the stage that makes it.
-    takers: the stages that take it, ascending: later ones, and the giver where layers behind take it there.
+    takers: the stages that take it, ascending: later ones, and the giver if further layers take it there.
     bytes: of it, for one microbatch.
     comm: µs of a message to another rank.
-    gradient: whether one comes back.
-    kept: bytes of it that the giver's backward frees, whoever takes them: its layers hold them, or they are the batch's.
+    gradient: does a gradient come back?
+    kept: bytes of it that the giver's backward frees anyway, since its layers hold them, or they are the batch's.
     """
 
     giver: int
@@ -43,7 +43,7 @@ class SideInput:
     kept: int = 0
 
     def of_ranks(self, route: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """The ranks that take it, and on each the later stages that do, ascending. route: stage → rank."""
+        """Each rank that takes it, with the later stages there that do, ascending. route: stage → rank."""
         later = [stage for stage in self.takers if stage != self.giver]
         for rank in dict.fromkeys(route[stage] for stage in later):
             yield rank, tuple(stage for stage in later if route[stage] == rank)
@@ -51,17 +51,18 @@ class SideInput:
 
 def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] = ()) -> Problem:
     """`problem` with side inputs: messages from the giving stage's F to the first F that takes it on each other rank, and
-    from that stage's backward to the giving stage's. Of one giver and first taker all go in one message.
+    from that stage's backward to the giving stage's. All with the same giver and first taker go in one message.
 
-    A rank holds a side input from that F on, the giver's rank from its F on where it has takers, until the last backward
-    there that takes it; each taker until its W, where it has one. The giver's own stage, where it takes it and recomputes,
-    holds it from X on. From its first backward there on a rank with several
-    takers holds as much for the sum of their gradients, the giver's rank until the giver's backward.
+    A rank holds a side input from that F on (the giver's rank from its F on, if it has takers) until the last backward
+    there that takes it; each taker until its W, if it has one. If the giver's own stage takes it and recomputes, it
+    holds it from X on. A rank with several takers holds as much for the sum of their gradients, from its first
+    such backward on, the giver's rank until the giver's backward.
 
     sides: in any order.
-    begins: stages but the first that begin a row: they take the batch, and nothing goes between them and the stage before.
+    begins: stages other than the first that begin a row: they take the batch, and no message connects them to the stage
+    before.
 
-    Put them in before uneven microbatches, sharding, updates and exchanges. Raises BadInput.
+    Apply it before uneven microbatches, sharding, updates and exchanges. Raises BadInput.
     """
     check_apart(problem, "side inputs")
     if problem.slices > 1:
@@ -75,7 +76,7 @@ def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] 
 
 
 def rows_begun(problem: Problem) -> tuple[int, ...]:
-    """The stages but the first that begin a row of their own: no F of theirs is handed anything along the row."""
+    """The stages other than the first that begin a row of their own: their F gets nothing from the stage before."""
     p, after = problem.passes, problem.edges.after[problem.edges.carrying("activation")]
     taking, forwards = p.stage[after[p.are("F")[after]]], p.stage[problem.rows("F")]
     return tuple(np.setdiff1d(forwards, [0, *taking]).tolist())
@@ -94,8 +95,8 @@ def _without_rows(problem: Problem, begins: Sequence[int]) -> Problem:
 
 
 class _Found:
-    """The edges of side inputs: rows at both ends → what they hold, and what they carry with its µs; and those that order
-    what no row does."""
+    """Collects the edges of side inputs. held: (row, row) → bytes; sent: (row, row, what it carries) → µs; ordered: edges
+    that order what no row orders."""
 
     def __init__(self, problem: Problem, begins: Sequence[int]) -> None:
         self.problem, self.begins = problem, begins
@@ -113,7 +114,7 @@ class _Found:
         return table
 
     def add(self, side: SideInput, microbatches: Ints, route: Sequence[int]) -> None:
-        """A side input of these microbatches, which take one route."""
+        """Add a side input of these microbatches, which take one route."""
         F, B, W = (rows[:, microbatches] for rows in (self.forward, self.backward, self.weights))
         home, more = route[side.giver], self._at_home(side, microbatches)
         for rank, takers in side.of_ranks(route):
@@ -136,9 +137,10 @@ class _Found:
                 self._send(B[trained[0]], B[side.giver], "side gradient", side.comm)
 
     def _at_home(self, side: SideInput, microbatches: Ints) -> int:
-        """What the giver's stage holds for takers of its own. How much its rank holds for later stages from its F on."""
+        """Add what the giver's stage holds for takers of its own. Returns what its rank holds for later stages from its F
+        on."""
         F, B, W, X = (rows[side.giver, microbatches] for rows in (self.forward, self.backward, self.weights, self.again))
-        drops = bool((X >= 0).all())  # what a recompute makes again is not there until then
+        drops = bool((X >= 0).all())  # a recompute makes it again only then
         more = side.bytes if drops else side.bytes - side.kept
         if side.giver not in side.takers or (B < 0).any():
             return more
@@ -158,13 +160,13 @@ class _Found:
             self.sent[a, b, what] = self.sent.get((a, b, what), 0) + comm
 
     def _order(self, rows: Sequence[Ints], stages: Sequence[int]) -> None:
-        """One behind the other, where the row does not put them so."""
+        """Put one after the other, unless a row does so."""
         for (first, a), (other, b) in pairwise(zip(rows, stages, strict=True)):
             if any(min(a, b) < begun <= max(a, b) for begun in self.begins):
                 self.ordered |= dict.fromkeys(zip(first.tolist(), other.tolist(), strict=True))
 
     def edges(self) -> Edges:
-        """Those of the problem, with what is held on the ones that are there, and further ones."""
+        """The edges of the problem, with further bytes on existing ones, and new edges."""
         old, count = self.problem.edges, len(self.problem.passes)
         size, added = old.bytes.copy(), Edges.of(old.before[:0], old.before[:0])
         if self.held:

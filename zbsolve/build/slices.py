@@ -2,8 +2,8 @@
 Seq1F1B, arXiv 2406.03488; TeraPipe, arXiv 2102.07988).
 
 With causal attention a slice needs keys and values of the slices before it. So on every stage the forwards of a microbatch
-run in the order of its slices, and the backwards the other way round: a slice's gradients of keys and values are complete
-when the backwards of all later slices have run. To everybody else slices are more passes, in lanes of their own.
+run in the order of its slices, and the backwards in reverse order: a slice's gradients of keys and values are complete
+when the backwards of all later slices have run. For all other code slices are more passes, in lanes of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .mixing import one_microbatch_needs
 from .numbers import Table, check_before, check_room, whole_table
 from .untrained import untrained_stages
 
-MAX_CHECKED = 4000  # passes of a microbatch: looking at all pairs takes a second
+MAX_CHECKED = 4000  # passes of a microbatch: a check of all pairs takes a second
 
 
 def with_slices(
@@ -31,13 +31,13 @@ def with_slices(
     """`problem`, a step with a microbatch for each slice, where every `slices` of them in a row are one microbatch.
 
     slices: how many a microbatch has.
-    held_keys: bytes a stage of a slice's keys and values, on top of what the problem holds, and never recomputed. They stay
-        from its F's start to the end of its own backward, which is the last that needs them.
+    held_keys: bytes a stage of a slice's keys and values, in addition to what the problem holds, and never recomputed. They
+        are held from its F's start to the end of its own backward, which is the last that needs them.
     held_gradients: bytes a stage of their gradients, from the start of the microbatch's first backward on the stage to the
         end of the slice's own; none for the last slice, whose backward comes first.
-    lengths: how long each slice is, in proportion, for whoever runs it; (): even ones.
+    lengths: of each slice, in proportion, for the executor; (): even.
 
-    Bytes are one number, one a stage, or rows of one a slice. Put slices in behind everything else. Capacity stays.
+    Bytes are one number, one a stage, or rows of one a slice. Apply slices after everything else. Capacity does not change.
 
     Raises BadInput for numbers that make no sense, a number of microbatches that slices do not divide, updates, shards, and
     a step that is sliced already; Infeasible where a rank has less than the microbatch with the most bytes needs.
@@ -49,7 +49,7 @@ def with_slices(
     passes = replace(p, microbatch=number, slice=np.where(inside, p.microbatch % slices, 0))
     keys = whole_table(held_keys, "held_keys", problem.stages, slices)
     gradients = whole_table(held_gradients, "held_gradients", problem.stages, slices)
-    front = untrained_stages(problem)  # keys and values lie there until the microbatch's last F
+    front = untrained_stages(problem)  # they hold keys and values until the microbatch's last F
     ahead, forward = (_rows(problem, ("F",), (count, slices), *ends) for ends in ((0, front), (front, problem.stages)))
     backward = _rows(problem, ("B", "BW"), (count, slices), front, problem.stages)
     edges = problem.edges + Edges.of(forward[..., :-1].ravel(), forward[..., 1:].ravel())
@@ -61,14 +61,14 @@ def with_slices(
     edges += _kept(forward, backward, keys[here]) + _kept(first, backward, gradients[here])
     sliced = replace(problem, passes=passes, edges=edges, slice_lengths=tuple(map(float, lengths)))
     rows = np.flatnonzero(inside)
-    if problem.capacity is not None and len(rows) <= MAX_CHECKED * count:  # of a very large microbatch a search finds that
+    if problem.capacity is not None and len(rows) <= MAX_CHECKED * count:  # for very large microbatches a search finds out
         most = int(np.bincount(number[rows], sliced.taken[rows]).argmax())
         check_room(one_microbatch_needs(sliced, most), problem.capacity, "the slices of one microbatch")
     return sliced
 
 
 def of_slices(table: Any, slices: int, microbatches: int) -> Any:
-    """Rows of one number a slice, repeated for each microbatch; whatever else a table is stays as it is. Raises BadInput for
+    """Rows of one number a slice, repeated for each microbatch; any other table unchanged. Raises BadInput for
     a number of slices below 1."""
     _check_count(slices)
     if slices == 1 or not isinstance(table, Sequence | np.ndarray) or isinstance(table, str):
@@ -77,15 +77,15 @@ def of_slices(table: Any, slices: int, microbatches: int) -> Any:
 
 
 def _kept(before: Ints, after: Ints, size: Ints) -> Edges:
-    """Edges of `size` bytes, shape (stages, slices), between rows of shape (stages, microbatches, slices); none from a pass
-    to itself, and none without bytes."""
+    """Edges with `size` bytes, shape (stages, slices), between rows of shape (stages, microbatches, slices); none from a
+    pass to itself, and none without bytes."""
     held = np.broadcast_to(size[:, None], before.shape)
     rows = np.flatnonzero((held.ravel() > 0) & (before.ravel() != after.ravel()))
     return Edges.of(before.ravel()[rows], after.ravel()[rows], bytes=held.ravel()[rows])
 
 
 def _rows(problem: Problem, kinds: tuple[str, ...], shape: tuple[int, int], begin: int, end: int) -> Ints:
-    """Rows of the passes of these kinds of stages from `begin` up to `end`, shape (stages that have some, microbatches,
+    """Rows of the passes of these kinds, of stages from `begin` up to `end`, shape (stages that have any, microbatches,
     slices). Raises BadInput where one is missing."""
     own, forwards = (problem.grid(*those)[begin:end] for those in (kinds, ("F",)))
     own = own[(forwards >= 0).any(axis=1)]

@@ -1,4 +1,4 @@
-"""Stages in front that train nothing: nobody needs a gradient there, so they have no backward and get no message of one."""
+"""First stages that train nothing: no gradient is needed there, so they have no backward and receive no gradient."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .numbers import check_apart
 
 
 def without_backward(problem: Problem, stages: int) -> Problem:
-    """`problem` where stages in front train nothing: no passes B, W, BW, X or AB, nothing held by their F, and no gradient
+    """`problem` where the first stages train nothing: no passes B, W, BW, X or AB, nothing held by their F, and no gradient
     sent to them by the next stage.
 
     stages: how many; all of them: a step of forwards alone.
 
-    Put it in before exchanges, updates and sharding. Raises BadInput for a number that makes no sense.
+    Apply it before exchanges, updates and sharding. Raises BadInput for a number that makes no sense.
     """
     if not 0 <= stages <= problem.stages:
         raise BadInput(f"untrained: {stages} stages: from 0 to {problem.stages}, all of them")
@@ -35,13 +35,13 @@ def without_backward(problem: Problem, stages: int) -> Problem:
 
 
 def untrained_stages(problem: Problem) -> int:
-    """How many stages in front have no backward at all."""
+    """How many stages, from the first on, have no backward at all."""
     return int(problem.passes.stage[problem.rows("B", "BW")].min(initial=problem.stages))
 
 
 def with_backward(problem: Problem) -> Problem:
-    """A plain step where stages in front have no backward, with backwards there that take no time: what a schedule of the
-    literature is an order of. Other steps as they are."""
+    """A plain step whose first stages have no backward, with backwards there that take no time, as schedules from the
+    literature order them. Other steps unchanged."""
     kinds, front = set(problem.passes.kinds), untrained_stages(problem)
     if not front or not kinds <= set(kinds_that(feature="")) or "F" not in kinds or problem.slices > 1:
         return problem

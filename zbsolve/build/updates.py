@@ -1,5 +1,5 @@
-"""Builders of what is counted by the step: sums of gradients over ranks that hold a stage, and optimizer updates inside the
-graph, with the versions of weights that passes hold meanwhile.
+"""Builders of passes that are counted by the step: sums of gradients over the ranks of a stage, and optimizer updates inside
+the graph, with the versions of weights that passes hold meanwhile.
 
 Synchronous training over several steps, PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503) differ in two
 numbers only: how many microbatches make an update, and how many updates later its weights are used.
@@ -20,15 +20,15 @@ from .numbers import Numbers, check_apart, whole_numbers
 
 
 def with_exchange(problem: Problem, time: Numbers, *, replicas: bool = False) -> Problem:
-    """`problem` with a pass C that sums gradients on every rank of a stage that lives on several.
+    """`problem` with a pass C that sums gradients, on every rank of each stage that is on several ranks.
 
     time: µs a stage.
-    replicas: whether the whole pipeline has replicas (data parallelism). Then every stage with gradients has a C on each of
+    replicas: has the whole pipeline replicas (data parallelism)? Then every stage with gradients has a C on each of
         its ranks, which is the sum over its ranks and over the replicas.
 
-    `<stage>C<place among its ranks>` runs on `comm:<rank>`, behind the stage's last gradients on all of them (W or BW; T and
-    VS of a shard of the vocabulary). Put it in last. Raises BadInput, with replicas also where the step exchanges gradients
-    already, updates weights inside, or has sharded parameters, whose reductions are the sums.
+    `<stage>C<place among its ranks>` runs on `comm:<rank>`, after the stage's last gradients on all of them (W or BW; T and
+    VS for a shard of the vocabulary). Apply it last. Raises BadInput; with replicas also where the step exchanges gradients
+    already, updates weights inside, or has sharded parameters, whose reductions are these sums.
     """
     check_apart(problem, EXCHANGE)
     times = whole_numbers(time, "exchange", problem.stages)
@@ -36,7 +36,7 @@ def with_exchange(problem: Problem, time: Numbers, *, replicas: bool = False) ->
     stages = problem.passes.stage[gradients]
     if replicas:
         _check_replicated(problem)
-    alone = set(stages.tolist()) if replicas else set()  # that sum on one rank of this pipeline too
+    alone = set(stages.tolist()) if replicas else set()  # stages that sum even if they are on one rank of this pipeline
     homes = [(stage, ranks) for stage, ranks in enumerate(problem.stage_ranks) if len(ranks) > 1 or stage in alone]
     rows = [(stage, place, rank) for stage, ranks in homes for place, rank in enumerate(ranks)]
     if not rows:
@@ -50,7 +50,7 @@ def with_exchange(problem: Problem, time: Numbers, *, replicas: bool = False) ->
 
 
 def _check_replicated(problem: Problem) -> None:
-    """Raise BadInput for a step in which replicas cannot begin their sums when a stage's gradients are there."""
+    """Raise BadInput for a step in which replicas cannot start their sums when a stage's gradients are complete."""
     for kind, why in (
         ("C", "the problem has passes C already, one for each stage on several ranks"),
         ("U", "the problem has updates, which would use gradients before replicas have summed them"),
@@ -64,14 +64,14 @@ def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers,
     """`problem` with an update U of every stage after each `every` microbatches, named `<stage>U<update>`.
 
     time: µs a stage.
-    every: microbatches that an update takes in.
-    delay: how many updates late weights are used, one number or one a stage. 1: training step by step; 2: 2BW; p − s with
+    every: microbatches for each update.
+    delay: by how many updates weights are late, one number or one a stage. 1: training step by step; 2: 2BW; p − s with
         every = 1: PipeDream's weight stashing.
     parameter_bytes: bytes a stage of a version of its weights.
 
-    Update t waits for the weight gradients of its microbatches, t·every and on, and makes a version of the weights. Forwards
-    of group t wait for update t − delay. A version stays from its update's start (the first one: from the stage's first
-    forward) to the end of the last backward that uses it.
+    Update t waits for the weight gradients of its microbatches, from t·every on, and makes a version of the weights.
+    Forwards of group t wait for update t − delay. A version is held from its update's start (the first one: from the stage's
+    first forward) to the end of the last backward that uses it.
 
     Raises BadInput where a stage lives on several ranks, replicas sum gradients, or numbers make no sense.
     """
@@ -101,8 +101,8 @@ def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers,
 
 
 class _Stage(NamedTuple):
-    """One stage's rows by number: its forwards, what makes its weight gradients (W or BW), its updates; groups that forwards
-    are behind, bytes of a version, microbatches an update."""
+    """One stage's rows by number: its forwards; the passes that compute its weight gradients (W or BW); its updates. delay:
+    groups by which forwards are late; size: bytes of a version; every: microbatches for each update."""
 
     forward: Ints
     gradient: Ints
@@ -121,8 +121,8 @@ def _waits(stage: _Stage) -> Edges:
 
 
 def _held(stage: _Stage) -> Edges:
-    """What each version takes: from the update that made it to the last backward that uses it. The last groups' updates
-    make versions that nothing here uses any more."""
+    """The bytes of each version: from the update that makes it to the last backward that uses it. Versions from the last
+    updates are not used in this step."""
     groups = len(stage.update)
     if not stage.size:
         return Edges.of(stage.update[:0], stage.update[:0])

@@ -1,18 +1,18 @@
 """Vocabulary parallelism: output layer, loss and embedding split over all ranks (arXiv 2411.05288, sections 4 and 5).
 
-Every rank has a shard of the vocabulary. A shard is a stage of its own behind the model's stages: shard r is stage L + r of
-a model of L stages, on rank r. Of each microbatch it has these passes:
+Every rank has a shard of the vocabulary. A shard is a stage of its own, numbered after the model's stages: shard r is stage
+L + r of a model of L stages, on rank r. For each microbatch it has these passes:
 
     VB  takes the last hidden states, which are broadcast
     S   logits of the shard, their maximum and sum of exponentials, and with one barrier the shard's part of the gradients
     VR  reduces maxima and sums, and with one barrier the input gradient too: the barrier, which waits for S of all shards
     T   gradients of the shard's weights, and with two barriers of its input: it may wait as W may
     VG  with two barriers alone: the sum of the input gradient
-    VE  sums the embedding's output, of which each shard has the rows of its own words
+    VE  sums the embedding's output; each shard has the rows of its own words
     VS  takes the gradient of the embedding's output, which is scattered
 
-S and T compute, and what a search does with W it does with T. The others run on `comm:<rank>`. Those of one kind and
-microbatch are one collective: ranks come to all collectives in one order, whatever their kinds (see `Problem.collective`).
+S and T compute, and searches treat T as they treat W. The others run on `comm:<rank>`. Those of one kind and microbatch are
+one collective; all ranks run all their collectives in the same order, across kinds (see `Problem.collective`).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ BARRIERS = (1, 2)  # algorithm 2 and algorithm 1 of the paper
 
 
 class Vocabulary(NamedTuple):
-    """What a sharded vocabulary costs, one number or one a rank.
+    """The costs of a sharded vocabulary, one number or one a rank.
 
     S, T: µs of a shard's passes.
     broadcast: µs of VB.
     reduce: µs of summing the input gradient.
-    statistics: µs of telling all shards' maxima and sums. VR takes both with one barrier; with two, VR takes statistics and
-        VG reduce.
-    lookup: µs of VE and of VS, where the input embedding is sharded too; None: it is not.
-    held_shard: bytes that S keeps for T (what it made of the logits).
-    held_hidden: bytes of the hidden states of one microbatch, from VB to T's end. The input gradient of a shard is as large,
+    statistics: µs of exchanging all shards' maxima and sums. With one barrier VR takes both; with two, VR takes statistics
+        and VG reduce.
+    lookup: µs of VE and of VS if the input embedding is sharded too; None: it is not.
+    held_shard: bytes that S keeps for T (computed from the logits).
+    held_hidden: bytes of the hidden states of one microbatch, from VB to T's end. The input gradient of a shard has as many,
         from S (with two barriers from T) to the end of its reduction.
-    barriers: 1 or 2, algorithm 2 and algorithm 1 of the paper.
+    barriers: 1 or 2 (algorithm 2 or algorithm 1 of the paper).
     """
 
     S: Numbers
@@ -57,7 +57,7 @@ class Vocabulary(NamedTuple):
     statistics: Numbers = 0
 
     def checked(self, ranks: int) -> Vocabulary:
-        """The same with whole numbers, one a rank. Raises BadInput."""
+        """The same with integers, one for each rank. Raises BadInput."""
         if self.barriers not in BARRIERS:
             raise BadInput(f"vocabulary: barriers: {self.barriers}: 1 (the paper's algorithm 2) or 2 (algorithm 1)")
         known = {name: value for name, value in self._asdict().items() if name != "barriers" and value is not None}
@@ -69,10 +69,10 @@ def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
     """`problem` with the output layer and the loss on all ranks (arXiv 2411.05288, sections 4 and 5).
 
     problem: its last stage ends with the last hidden states, and its backward then waits for the reduction.
-    costs: of shards and collectives, see `Vocabulary`. Capacity counts what shards hold.
+    costs: of shards and collectives, see `Vocabulary`. What shards hold counts against the capacity.
 
-    Put it in behind `pipeline` and recompute, before offload, updates and sharding. Raises BadInput for numbers that make no
-    sense, for a step that has its vocabulary sharded, updates or shards already, and for one without a backward of its last
+    Apply it after `pipeline` and recompute, and before offload, updates and sharding. Raises BadInput for numbers that make
+    no sense, for a step with a sharded vocabulary, updates or shards already, and for one without a backward of its last
     stage.
     """
     if not isinstance(costs, Vocabulary):
@@ -93,7 +93,7 @@ def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
 
 
 def barriers_of(problem: Problem) -> int:
-    """The barriers of each microbatch (see `Vocabulary`); 0 where the vocabulary is not sharded."""
+    """The number of barriers of each microbatch (see `Vocabulary`); 0 if the vocabulary is not sharded."""
     kinds = problem.passes.kinds
     return 0 if "VR" not in kinds else 2 if "VG" in kinds else 1
 
@@ -117,7 +117,7 @@ def _with_shards(problem: Problem, costs: Vocabulary) -> tuple[Passes, dict[str,
 
 def _output(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints, costs: Vocabulary) -> Edges:
     """What the passes of the output layer and the loss wait for, and what they hold. rank: of each pass; forward, backward:
-    those of the last stage, one a microbatch."""
+    rows of the last stage, one for each microbatch."""
     ranks, count = rows["S"].shape
     shard, hidden = (np.repeat(np.asarray(held, np.int64), count) for held in (costs.held_shard, costs.held_hidden))
     flat = {kind: array.ravel() for kind, array in rows.items()}
@@ -139,8 +139,8 @@ def _output(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints, co
 
 
 def _embedding(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints, costs: Vocabulary) -> Edges:
-    """What the passes of the input embedding wait for, and what the first stage's rank holds of its output and gradient:
-    as `_output`, of the first stage."""
+    """What the passes of the input embedding wait for, and what the first stage's rank holds of its output and gradient;
+    arguments as in `_output`, for the first stage."""
     ranks, count = rows["VE"].shape
     there = np.repeat(np.arange(ranks), count) == np.tile(rank[forward], ranks)
     own = np.where(there, np.repeat(np.asarray(costs.held_hidden, np.int64), count), 0)

@@ -1,7 +1,7 @@
-"""Work of a user's own beside a training step: passes J, which a search puts where ranks would wait.
+"""A user's own work beside a training step: passes J, which a search puts where ranks would wait.
 
-A frozen encoder's forward of the next batch (Optimus, ATC'25, section 3), a teacher's forward, evaluation, copies of a
-checkpoint: what the step does not wait for.
+Examples: a frozen encoder's forward of the next batch (Optimus, ATC'25, section 3), a teacher's forward, evaluation, copies
+of a checkpoint: work for which the step does not wait.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ STREAMS = ("compute", "d2h", "h2d")
 class Work:
     """Work of one rank, or of ranks to choose from.
 
-    rank: that does it; several: each of its pieces goes to one of them; None: to any.
+    rank: the one that does it; several: each of its pieces goes to one of them; None: to any rank.
     time: µs of all its pieces together, or of each.
-    pieces: passes that it is cut into; those on one rank run in turn. 1: it is not cut. None: as many of `time` as fit (see
+    pieces: passes that it is cut into; those on one rank run in order. 1: it is not cut. None: as many of `time` as fit (see
         `work_room`).
     before: a stage of the rank whose first F waits for it.
-    after: a stage of the rank whose last gradients it waits for; without either it runs whenever the rank is free.
-    microbatches: of each piece the microbatch that it is for: its F waits for the piece alone, which waits for its gradients
-        alone; (): it is for all.
-    takes: number of an earlier work with as many pieces; each piece takes what the one of its number has made there.
-    comm: µs until that has come from another rank.
+    after: a stage of the rank for whose last gradients it waits; without either it runs whenever the rank is free.
+    microbatches: for each piece its microbatch: only the F of that microbatch waits for the piece, and the piece only for
+        its gradients; (): for all.
+    takes: number of an earlier work with as many pieces; each piece takes what the piece with its number has made there.
+    comm: µs until that arrives from another rank.
     held: bytes from the start of its first piece to the end of its last one, or of the F that waits for it.
     stream: what it occupies of its rank: "compute", or a copy engine, "d2h" or "h2d".
-    homes: of each piece the rank that does it, one of several; (): the one with least to compute.
+    homes: for each piece the rank that does it, one of several; (): the one with least to compute.
     """
 
     rank: int | tuple[int, ...] | None
@@ -64,20 +64,20 @@ class Work:
 
     @property
     def chosen(self) -> bool:
-        """Whether its rank is to be chosen."""
+        """Must its rank still be chosen?"""
         return not isinstance(self.rank, int)
 
     def ranks(self, problem: Problem) -> tuple[int, ...]:
-        """That may do it."""
+        """The ranks that may do it."""
         return (self.rank,) if isinstance(self.rank, int) else self.rank or tuple(range(problem.ranks))
 
 
 def with_work(problem: Problem, *works: Work) -> Problem:
-    """A step with passes `<first stage of the rank>J<number>` of these `works` on `<stream>:<rank>`, numbered as they are
-    given, all pieces of a work in a row. Works of one rank run in any order that their moments allow.
+    """A step with passes `<first stage of the rank>J<number>` for these `works` on `<stream>:<rank>`, numbered in the given
+    order, all pieces of a work one after the other. Works of one rank run in any order that `before` and `after` allow.
 
-    Put it in last: passes of other features do not know it. Raises BadInput for numbers that make no sense, and where the
-    latest moment of a work lies before its earliest; Infeasible where a rank has no room for what one holds.
+    Apply it last: other features do not know these passes. Raises BadInput for numbers that make no sense, and where a work
+    must end before it can start; Infeasible where a rank has no room for what one holds.
     """
     check_before(problem, WORK)
     passes, edges, made = problem.passes, problem.edges, list[Ints]()
@@ -105,8 +105,8 @@ def with_work(problem: Problem, *works: Work) -> Problem:
 
 
 def homes_of(problem: Problem, works: Sequence[Work]) -> list[Ints]:
-    """Of each work the rank of each piece. A piece whose rank is to be chosen goes to the one that has least to do by then,
-    the longest first; of equal pieces the first ones to the first ranks."""
+    """For each work the rank of each piece. A piece whose rank is open goes to the rank with the least work so far, the
+    longest piece first; of equal pieces the first ones go to the first ranks."""
     busy, chosen = problem.busy.copy(), dict[int, Ints]()
     for number, work in sorted(enumerate(works), key=lambda item: item[1].chosen and not item[1].homes):
         ranks, times = np.array(work.ranks(problem)), np.array(work.times)
@@ -127,7 +127,7 @@ def _of_least(busy: Ints, ranks: Ints, times: Ints) -> Ints:
 
 
 def _edges(problem: Problem, work: Work, homes: Ints, rows: Ints) -> Edges:
-    """The pieces of a work in turn on each rank, behind and before what it says; with the bytes that it holds."""
+    """The edges of a work: its pieces in order on each rank, after and before other passes, with the bytes that it holds."""
     turn = rows[np.argsort(homes, kind="stable")]
     same = np.diff(np.sort(homes)) == 0
     edges, last = Edges.of(turn[:-1][same], turn[1:][same]), rows[-1:]
@@ -143,7 +143,7 @@ def _edges(problem: Problem, work: Work, homes: Ints, rows: Ints) -> Edges:
 
 
 def _pairs(work: Work, others: Ints, numbers: Ints, end: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Passes of the step, and the piece that each of them has to do with: that for its microbatch, or the one at an end."""
+    """Passes of the step, with the piece to which each of them is tied: that of its microbatch, or the one at an end."""
     if not work.microbatches:
         return others, np.repeat(end, len(others))
     by_piece = [np.flatnonzero(numbers == microbatch) for microbatch in work.microbatches]
@@ -169,7 +169,7 @@ def _check(problem: Problem, works: Sequence[Work], number: int) -> None:
 
 
 def _faults(problem: Problem, works: Sequence[Work], number: int) -> Iterator[tuple[bool, str]]:
-    """What may be wrong with a work: whether it is, and how that is told. Each rests on nothing before being wrong."""
+    """Possible faults of a work: (is there one?, its text). Each may rely on those before it being absent."""
     work, moments = works[number], (works[number].before, works[number].after)
     ranks, pieces, timed = set(work.ranks(problem)), work.pieces or 0, not isinstance(work.time, int)
     yield work.pieces is None, "how many pieces fit is open: zbsolve solve and work_room say it"

@@ -1,4 +1,4 @@
-"""The command line: a file a command."""
+"""The command line: one file per command."""
 
 from .app import entry_point, main
 

@@ -73,11 +73,9 @@ def command(options: argparse.Namespace) -> int:
         return check_again(options)
     if options.within is not None or options.replicas is not None:
         raise BadInput("--within and --replicas go with --profile")
-    kind = document_kind(options.schedule)
-    if kind == "plan":
-        return _check_plan(options)
-    if kind == "rounds":
-        return check_repeated(options)
+    other = {"plan": _check_plan, "rounds": check_repeated}.get(document_kind(options.schedule) or "")
+    if other is not None:
+        return other(options)
     schedule = Schedule.load(options.schedule)
     violations = verify(schedule.problem, schedule)
     proofs, began = [], time.monotonic()

@@ -59,12 +59,11 @@ def step_from(options: argparse.Namespace, **defaults: Any) -> Step:
     from ..step import Step
 
     words = {**defaults, **step_words(options, *OPTIONS)}
-    if words.get("vocabulary") == "last" and options.partition is None:
-        words.pop("partition", None)
     for name in ("ranks", "microbatches"):
         if name not in words:
             raise BadInput(f"--{name}: is needed with a profile")
-    return Step(**words)
+    bare = Step(**{name: value for name, value in words.items() if name != "partition"})
+    return bare if options.partition is None and bare.own_partition else Step(**words)
 
 
 def step_words(options: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The executor runs schedules on torch.distributed. `Pipeline` is for a training loop, `PostValidated` is an optimizer for
-it, and `Watch` says what is slow in it. `auxiliary_loss` lets a layer add to the loss, `CrossEntropy` is a loss that a
-sharded vocabulary knows. A step raises `RunFailed` when a rank fails. `torch_schedule` lets torch's own runtime run a
-schedule, `split_stage` gives one of its stages our split of the backward."""
+it, and `Watch` finds out what is slow in it. `auxiliary_loss` lets a layer add to the loss; `CrossEntropy` is a loss for
+sharded vocabularies. A step raises `RunFailed` when a rank fails. `torch_schedule` lets torch's own runtime run a
+schedule; `split_stage` gives one of torch's stages our split of the backward."""
 
 from typing import TYPE_CHECKING
 

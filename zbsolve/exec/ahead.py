@@ -1,8 +1,8 @@
-"""How far a rank may run into a step before the last optimizer's step is validated, and how it runs again from there.
+"""How far a rank may run into a step before the optimizer's last update is validated, and how it repeats these passes.
 
-The first forwards of every rank, up to its first backward, change nothing that stays. A rank's part of them ends where it
-would take what others make later. So it can run whatever the validation says, and afterwards either every rank runs its part
-anew, or none does.
+The first forwards of every rank, up to its first backward, change nothing that stays. A rank stops before the first pass
+that needs a message from a pass behind another rank's stop. So these passes can run whatever the validation says; after it,
+either every rank repeats them, or none does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .transport.mailbox import Mailbox
 
 
 def lengths(programs: Sequence[Program]) -> tuple[int, ...]:
-    """How many passes each rank may run: only passes that can run again, whose inputs are all made by such passes."""
+    """How many passes each rank may run early: only repeatable ones, whose inputs all come from such passes."""
     most = [_until(p.actions, lambda action: not HANDLERS[action.kind].repeatable) for p in programs]
     while True:
         made = {action.name for p, n in zip(programs, most, strict=True) for action in p.actions[:n]}
@@ -44,7 +44,7 @@ def _until(actions: Sequence[Action], stop: Callable[[Action], bool]) -> int:
 @dataclass(frozen=True)
 class Cut:
     """One rank's program, cut in two. length: passes before the cut. counts: source rank → messages that it sends before its
-    own cut. Receives of what others send behind their cut are posted behind this rank's."""
+    own cut. Receives of messages that are sent after the source's cut are posted after this rank's cut."""
 
     program: Program
     length: int
@@ -52,7 +52,7 @@ class Cut:
 
     @classmethod
     def of(cls, programs: Sequence[Program], rank: int) -> Cut:
-        """The cut of one rank's program; `programs` are those of all ranks."""
+        """The cut of one rank's program. programs: of all ranks."""
         most, own = lengths(programs), programs[rank]
         made = {action.name for p, n in zip(programs, most, strict=True) for action in p.actions[:n]}
         counts = {source: sum(m.before in made for m in sent) for source, sent in own.incoming.items()}
@@ -61,16 +61,15 @@ class Cut:
             posts = actions[i].posts
             late += (m for m in posts if m.before not in made)
             actions[i] = replace(actions[i], posts=tuple(m for m in posts if m.before in made))
-        if late:  # then something is behind the cut: the backward that waits for such a message, or a pass after it
+        if late:  # then passes follow the cut: the one that takes such a message, at least
             after = actions[most[rank]]
             actions[most[rank]] = replace(after, posts=(*late, *after.posts))
         return cls(replace(own, actions=tuple(actions)), most[rank], counts)
 
 
 class Ahead:
-    """Runs a rank's passes before the cut, and runs them again where the parameters did not stand. optimizer: whose step is
-    validated in the pipeline's next one (`PostValidated`). module: what holds the buffers and generators that these
-    passes change."""
+    """Runs a rank's passes before the cut, and repeats them where the parameters turn out wrong. optimizer: the
+    `PostValidated` whose update is validated meanwhile. module: has the buffers and generators that these passes change."""
 
     def __init__(self, cut: Cut, optimizer: Any, module: nn.Module) -> None:
         self.cut = cut
@@ -78,11 +77,10 @@ class Ahead:
         self._module, self._replay = module, Replay([module])
 
     def run(self, interpreter: Interpreter, mailbox: Mailbox, meter: LiveBytes | None) -> int:
-        """Run the passes before the cut; at the end they have run with parameters that are validated. Their number. Raises
-        RunFailed."""
+        """Run the passes before the cut, with validated parameters in the end. Returns their number. Raises RunFailed."""
         first = interpreter.program.actions[: self.cut.length]
         pending = self.optimizer.begin()
-        early = pending and interpreter.hooks.watch  # only numbers that stand are worth a look
+        early = pending and interpreter.hooks.watch  # check for NaN only what is computed with validated parameters
         wrong = early and not self.optimizer.stands()
         drawn = self._replay.drawn() if pending else ()
         buffers = [(b, b.detach().clone()) for b in self._module.buffers()] if pending else []

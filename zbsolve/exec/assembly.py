@@ -1,4 +1,4 @@
-"""From what one rank makes by itself to a rank that is connected to the others and can run steps."""
+"""Makes a rank that is connected to the others and can run steps, from the part that it has built by itself."""
 
 from __future__ import annotations
 
@@ -21,25 +21,22 @@ from .transport.wires import Wires
 
 
 def device_and_mailbox(peers: Peers, program: Program, given: Any, hooks: Hooks) -> tuple[RankDevice | None, Mailbox]:
-    """The GPU of a rank, where it has one, and where messages of its program come and go. given: whose `device` and `mesh`
-    they are of."""
+    """The rank's GPU, or None, and its mailbox. given: an object with `device` and `mesh`."""
     gpu = None if given.device.type == "cpu" else RankDevice(given.device, peers, program.actions, hooks)
     mesh = None if given.mesh is None else given.mesh.whole
     rows = None if gpu is None else DeviceRows(peers.wires, gpu.device, gpu.marks)
     return gpu, Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), mesh, rows)
 
 
-def connected(
-    own: Own, given: Given, groups: tuple[Any, Any], wires: Wires, peers: Peers, hooks: Hooks, emulate: Times | None
-) -> RankRunner:
-    """This rank, connected to the others. groups: the processes of this pipeline, and of its replicas. wires: the plain
-    ones; `peers` already have the paired ones. All ranks call this. Raises LostRank."""
+def connected(own: Own, given: Given, wires: Wires, peers: Peers, hooks: Hooks, emulate: Times | None) -> RankRunner:
+    """Connect this rank to the others. wires: those without connections for pairs; `peers` have the paired ones. All ranks
+    call this. Raises LostRank."""
     view, problem, program = own.view, own.view.step, own.program
     stages = own_stages(own, given)
     if emulate is not None:
         board = Board.shared(wires, view.passes)
         hooks.emulated = EmulatedDevice(emulate, view.rows, board, peers.timeout.total_seconds())
-    parts = connect_parts(Connecting(own, given, stages, wires, peers, *groups, hooks))
+    parts = connect_parts(Connecting(own, given, stages, wires, peers, hooks))
     gpu, mailbox = device_and_mailbox(peers, program, given, hooks)
     table = Table.of(view.schedule, own.programs, emulate is not None, gpu is not None)
     return RankRunner(

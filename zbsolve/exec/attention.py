@@ -1,10 +1,9 @@
-"""Attention that ranks make for each other while a stage's forward or backward runs (see `build.attention_exchange`).
+"""Attention that ranks compute for each other while a stage's forward or backward runs (see `build.attention_exchange`).
 
-A pass that hands attention over asks its helper at each call of attention: it sends queries and some of the earlier keys and
-values, goes on with the others, and takes in what comes back. All its work is done behind its parts, where F or B is.
-
-Where the parts come in one go on its rank, the helper serves it until it is over. Else another pass between them may wait
-for what the helper's rank does next: that goes on, and a thread serves, no earlier than the schedule has the helper.
+A pass with a helper asks it at each call of attention: it sends queries and some of the earlier keys and values, computes
+the rest, and combines the results. The pass F or B does all of this; the parts of it that come before do nothing. Where the
+parts directly precede their pass, the helper's rank serves until that pass is over. Else a pass between them may wait for
+what the helper's rank does next, so the rank goes on and a thread serves, from the helper's place in the order on.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from .transport.format import begin_value, receive_value
 from .transport.peers import Peers
 from .transport.wires import Wires
 
-HELPS = {"FH": ("F",), "BH": ("B", "BW")}  # kind of helper → of the passes that it helps
-FIRST_TAG = 71  # of two for each pass that hands over, to its helper and back; nothing else on the wires has them
+HELPS = {"FH": ("F",), "BH": ("B", "BW")}  # kind of helper → kinds of passes that it helps
+FIRST_TAG = 71  # the first of two tags for each helped pass, to its helper and back; no other message has them
 
 
 class AttentionPeers(Part):
-    """One rank's exchange, over the plain wires of the pipeline's ranks. handed: see `handed_over`; homes: stage → rank."""
+    """One rank's exchange of attention, over the pipeline's connections. handed: see `handed_over`; homes: stage → rank."""
 
     name = "attention exchange"
 
@@ -44,12 +43,12 @@ class AttentionPeers(Part):
         self.peers, self.wires, self.timeout = peers, wires, peers.timeout
         self.handed, self.homes = handed_over(problem), problem.routes[0]
         self._tags = {at: FIRST_TAG + 2 * i for i, at in enumerate(self.handed)}
-        self._threads = ThreadPoolExecutor(max(1, len(self.handed)), "attention")  # a thread for each that is asked
+        self._threads = ThreadPoolExecutor(max(1, len(self.handed)), "attention")  # a thread for each helped pass
         self._begun: dict[str, Future[None]] = {}
 
     @classmethod
     def of(cls, c: Connecting) -> AttentionPeers | None:
-        """The part of a rank; None where no rank helps another. Raises BadInput where it does not run."""
+        """The part of a rank; None where no rank helps another. Raises BadInput on a GPU, where this does not run."""
         if not HELPS.keys() & set(c.problem.passes.kinds):
             return None
         if c.device.type != "cpu":
@@ -57,7 +56,7 @@ class AttentionPeers(Part):
         return cls(c.peers, c.wires, c.problem)
 
     def around(self, kind: str, run: Run) -> Run:
-        """While a pass runs that has a helper, its slices ask that one for a part of their attention."""
+        """While a pass with a helper runs, its slices ask the helper for a part of their attention."""
         helper = next((name for name, kinds in HELPS.items() if kind in kinds), None)
         if helper is None:
             return run
@@ -76,17 +75,17 @@ class AttentionPeers(Part):
 
     @contextmanager
     def helping(self, stage: int, part: int, backward: bool) -> Iterator[Helping]:
-        """Run a pass that hands attention over inside; its helper serves it until then."""
+        """Inside, a pass runs that a helper serves; the helper is done afterwards."""
         at = stage, part, backward
         handed, tag = self.handed[at], self._tags[at]
         helping = Helping(self, handed, tag)
         yield helping
-        helping.sent += self.send(handed.rank, tag, None)  # nothing more comes
+        helping.sent += self.send(handed.rank, tag, None)  # tells the helper that nothing more comes
         for work, _ in helping.sent:
             self.wires.wait(work, handed.rank, self.timeout)
 
     def serve(self, stage: int, part: int, backward: bool) -> None:
-        """Make what the stage's rank asks for, until its pass is over."""
+        """Compute what the stage's rank asks for, until its pass is over."""
         home, tag, sent = self.homes[stage], self._tags[stage, part, backward], list[Any]()
         while (given := receive_value(self.wires, home, tag=tag, timeout=self.timeout)) is not None:
             sent += self.send(home, tag + 1, (_gradients if backward else _attention)(*given))
@@ -94,8 +93,8 @@ class AttentionPeers(Part):
             self.wires.wait(work, home, self.timeout)
 
     def help(self, action: Action) -> None:
-        """The pass of a helper: `serve`, in a thread where the rank goes on. Whoever waits for it must hear of what went
-        wrong there."""
+        """The pass of a helper: `serve`, in a thread if the rank goes on. An error in the thread must reach the ranks that
+        wait."""
         at, where = (action.stage, action.part, action.kind == "BH"), f"rank {self.wires.rank}, pass {action.name}"
         if not action.goes_on:
             return self.serve(*at)
@@ -111,8 +110,8 @@ class AttentionPeers(Part):
         self._begun[action.name] = self._threads.submit(serving)
 
     def ended(self, name: str) -> int:
-        """Wait until pass `name` has served, where that was only begun: 0, for its rank spent no time on that. Raises what
-        stopped it."""
+        """Wait until pass `name` has served, if it does so in a thread. Returns 0, as its rank spent no time on it. Raises
+        the thread's error."""
         if name in self._begun:
             self._begun.pop(name).result()
         if self.peers.thread_error is not None:
@@ -120,24 +119,24 @@ class AttentionPeers(Part):
         return 0
 
     def send(self, rank: int, tag: int, value: Any) -> list[tuple[Any, Tensor]]:
-        """Begin to send a value (see `begin_value`)."""
+        """Start to send a value (see `begin_value`)."""
         return begin_value(self.wires, value, rank, tag=tag)
 
 
 class Helping:
-    """A pass's own end of it. sent: what is under way."""
+    """The asking end of the exchange, for one pass. sent: messages in transit."""
 
     def __init__(self, peers: AttentionPeers, handed: HandedOver, tag: int) -> None:
         self.peers, self.handed, self.tag, self.sent = peers, handed, tag, list[Any]()
 
     def ask(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores, more: Sequence[Tensor] = ()) -> None:
-        """Ask for the attention of queries to keys and values, or with more (the gradient of the whole's output, that and
-        its statistics) for the gradients."""
+        """Ask for the attention of queries to keys and values; or, with `more` (the gradient of the whole output, the output
+        and its statistics), for the gradients."""
         asked = scale_of(query, scores), scores.mask, query, key, value, *more
         self.sent += self.peers.send(self.handed.rank, self.tag, asked)
 
     def answer(self) -> Sequence[Tensor]:
-        """Output and statistics, or gradients of queries, keys and values."""
+        """The output and its statistics, or the gradients of queries, keys and values."""
         wires, limit = self.peers.wires, self.peers.timeout
         return receive_value(wires, self.handed.rank, tag=self.tag + 1, timeout=limit)
 
@@ -152,13 +151,13 @@ def _gradients(scale: float, mask: Tensor | None, *tensors: Tensor) -> Sequence[
 
 
 def _check_help(graph: Graph, rows: Ints) -> None:
-    """It has the parts that it helps."""
+    """Check that the parts of the helped pass exist."""
     for _, helper in graph.each(rows):
         for kind in ("Q", "A"):
             graph.need(helper.kind[0] + kind, helper)
 
 
-_PART = Handler(lambda *_: None, only_time=True, sliced=True, before_its_pass=True)  # F or B, which comes behind, does it
+_PART = Handler(lambda *_: None, only_time=True, sliced=True, before_its_pass=True)  # the F or B after it does its work
 _HELP = Handler(
     lambda state, action, _: state.part(AttentionPeers).help(action),
     _check_help,

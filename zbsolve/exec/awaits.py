@@ -1,8 +1,8 @@
-"""What passes wait for that other passes only began, such as copies: of their own rank, and of others. And one order of all
-that ranks do in which each wait goes forward, with what it says of messages and collectives (`docs/nccl.md`).
+"""What a pass must wait for: work that earlier passes only started, such as copies, on its own rank or on another. And one
+order of the passes of all ranks in which every wait leads forward; receives are placed by it (`docs/nccl.md`).
 
-The order is by the schedule's time: a pass lies at its end, work that a pass only begins at its begin, a message right
-behind the pass that sends it. The parts of a collective have one place, so they begin when the last can (`together`).
+The order is by the schedule's times: a pass is placed at its end, a pass that only starts work at its start, a message right
+behind the pass that sends it. The parts of a collective have one place, where the last of them can start (`together`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Times = NDArray[Any]
 
 
 def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await, ...]]:
-    """Pass of a rank → the passes whose work is to be done when it begins. rows: the rank's passes in order.
+    """Pass of a rank → the passes whose work must be done when it begins. rows: the rank's passes in order.
 
-    An edge or a sync says so. And a pass that frees memory has ended for all that come behind its end in the schedule's own
-    time: on the device that must be so, for then a rank holds what the schedule says; in other pools, whose syncs do that,
-    it only should. A collective that is begun before the pass that runs meanwhile waits for nothing that ends later than
-    that one starts: other ranks may need the pass for it.
+    Edges and syncs demand that. Also, a pass that frees memory must have ended for all passes that start after its end in
+    the schedule's times: on the device, so that the rank holds no more than the schedule says (sure). Other pools have syncs
+    for that; there the work is finished only if it is done already. A collective may start before the pass that runs at that
+    time. So it waits for nothing that ends after that pass starts: other ranks may need the pass first.
     """
     problem = schedule.problem
     settled = _settled(problem)
@@ -39,8 +39,8 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
         return {}
     needs, joins, (begin, end) = _needs(schedule, settled), problem.passes.that(together=True), begins_and_ends(schedule)
     earliest = np.minimum.accumulate(begin[list(rows)][::-1])[::-1]
-    begun: list[int] = []  # not surely done
-    known: set[int] = set()  # of these, those that should be
+    begun: list[int] = []  # work that may still be running
+    known: set[int] = set()  # of these, work that has ended by the schedule's times
     awaits = {}
     for row, first in zip(rows, earliest, strict=True):
         asked, start = needs.get(row, set()), first if joins[row] else begin[row]
@@ -57,8 +57,8 @@ def awaits_of(schedule: Schedule, rows: Sequence[int]) -> dict[int, tuple[Await,
 
 
 def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
-    """When each pass begins, and when it is over, by the schedule's own time, shape (passes,) each. A collective is over
-    where it ends last, and all ranks begin it when the last of them can: none ends before all have begun."""
+    """When each pass begins and ends by the schedule's times, shape (passes,) each. A collective ends with the last of its
+    parts, and all parts begin when the last one can, since none ends before all have begun."""
     problem, timeline = schedule.problem, schedule.timeline()
     p, e, joins = problem.passes, problem.edges, problem.passes.that(together=True)
     begin, end = timeline.start.copy(), timeline.end.copy()
@@ -69,7 +69,7 @@ def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
     first, last = np.full(group.max() + 1, np.inf), np.zeros(group.max() + 1)
     np.minimum.at(first, group, begin[rows])
     np.maximum.at(last, group, end[rows])
-    ready = np.zeros(len(p))  # when all is done that comes before
+    ready = np.zeros(len(p))  # when all that comes before is done
     into = joins[e.after]
     np.maximum.at(ready, e.after[into], timeline.end[e.before[into]] + e.lag[into])
     begin[rows] = np.minimum(begin[rows], np.maximum(first[group], ready[rows]))
@@ -78,8 +78,8 @@ def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
 
 
 def crossings(schedule: Schedule) -> list[tuple[int, int]]:
-    """Pairs of rows on two ranks, of which the second waits for the first though no edge says so: a sync, or a stream that
-    the ranks share. Raises BadInput for a sync of passes that do not tell other ranks of their end."""
+    """Pairs of rows on two ranks, where the second waits for the first without an edge: by a sync, or on a stream that the
+    ranks share. Raises BadInput for a sync between passes whose end other ranks do not learn."""
     problem, rank, settled = schedule.problem, schedule.problem.passes.rank, _settled(schedule.problem)
     pairs = [(problem.index[a], problem.index[b]) for a, b in schedule.syncs]
     across = [(a, b) for a, b in pairs if rank[a] != rank[b]]
@@ -112,8 +112,8 @@ def _needs(schedule: Schedule, settled: set[int]) -> dict[int, set[int]]:
 
 
 def shares(problem: Problem) -> NDArray[np.float64]:
-    """Of the bytes that the pass before it holds on the device, how much each pass moves to another pool, shape (passes,); 1
-    where it moves nothing."""
+    """Which share of the bytes that the pass before it holds on the device each pass moves to another pool, shape (passes,);
+    1 where it moves nothing."""
     e, count = problem.edges, len(problem.passes)
     given = np.flatnonzero((e.pool == 0) & (e.bytes > 0))
     held = np.bincount(e.after[given], problem.taken[e.before[given]], count)
@@ -122,8 +122,9 @@ def shares(problem: Problem) -> NDArray[np.float64]:
 
 
 def together(schedule: Schedule, begin: Times) -> Times:
-    """When passes begin, µs, shape (passes,), where the parts of a collective, and those of a sum of a stage's gradients,
-    begin with the last one. No two sums begin at once, so that all ranks have them in one order. begin: when each could."""
+    """When passes begin, µs, shape (passes,), if all parts of a collective, or of a sum of a stage's gradients, begin with
+    the last one. No two sums begin at once, so all ranks have them in the same order. begin: when each pass could begin
+    alone."""
     problem, begins = schedule.problem, begin.astype(float)
     joins, sums = problem.passes.that(together=True), passes_where(problem, "ends_with_step")
     for rows, group in (
@@ -141,9 +142,9 @@ def together(schedule: Schedule, begin: Times) -> Times:
 
 
 def received(handover: Handover, begin: Times, goes_on: Bools) -> tuple[Ints, Ints]:
-    """Before which place of its taker's order the receive of each message is enqueued, and the message's place in the one
-    order, by which those with one place come in turn; shape (messages,) each. begin: see `together`; goes_on: of which
-    passes the rank goes on while their work is done, shape (passes,)."""
+    """For each message, shape (messages,): the place in its receiver's order before which its receive is enqueued; and its
+    place in the order of all ranks, which also orders receives at the same place. begin: see `together`; goes_on: passes
+    whose rank goes on while their work is done, shape (passes,)."""
     turn, rank = turns(handover, begin, goes_on), handover.schedule.problem.passes.rank
     sent, place = turn[handover.before], np.zeros(len(handover.before), np.int64)
     for number, rows in enumerate(handover.orders):
@@ -153,15 +154,15 @@ def received(handover: Handover, begin: Times, goes_on: Bools) -> tuple[Ints, In
 
 
 def turns(handover: Handover, begin: Times, goes_on: Bools) -> Ints:
-    """The place of each pass in the one order, shape (passes,); along a rank's order it never falls. Where passes cannot
-    meet in one order, as `waits.circle` finds, each is at its own time. begin, goes_on: as `received` takes them."""
+    """The place of each pass in the order of all ranks, shape (passes,); it never falls along a rank's order. Where no such
+    order exists (see `waits.circle`), passes are placed by their own times. begin, goes_on: as in `received`."""
     problem, timeline = handover.schedule.problem, handover.schedule.timeline()
     only = problem.passes.that(begun=True) | passes_where(problem, "ends_with_step")
     turn = np.arange(len(begin)) if timeline.turn is None else timeline.turn
     place = np.zeros(len(begin), np.int64)
     place[np.lexsort((turn, begin, np.where(only, begin, timeline.end)))] = np.arange(len(begin))
     p, sums = problem.passes, passes_where(problem, "ends_with_step")
-    meets = bool((sums | p.that(together=True) | p.that(away=True)).any())  # do ranks meet otherwise than by messages?
+    meets = bool((sums | p.that(together=True) | p.that(away=True)).any())  # do ranks synchronize other than by messages?
     common = _common(handover, place, goes_on) if meets else None
     if common is not None:
         return common
@@ -171,8 +172,8 @@ def turns(handover: Handover, begin: Times, goes_on: Bools) -> Ints:
 
 
 def _meetings(problem: Problem, helps: Ints, goes_on: Bools) -> Ints:
-    """Pass → a number that it has in common with those that ranks run at once, shape (passes,): the parts of a collective,
-    those of a sum, a pass and its helper."""
+    """A number for each pass, shape (passes,), the same for passes that ranks run together: the parts of a collective, those
+    of a sum, a pass and its helper."""
     count, number, sums = len(problem.passes), problem.collective, passes_where(problem, "ends_with_step")
     meetings = np.where(number >= 0, count + number, np.arange(count))
     meetings[sums] = 2 * count + problem.passes.stage[sums]
@@ -192,7 +193,7 @@ def _helped(problem: Problem) -> Ints:
 
 
 def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
-    """An order in which what meets has one place, as near to `turn` as may be; None where there is none."""
+    """An order in which passes that run together share one place, as close to `turn` as possible; None if none exists."""
     helps = _helped(handover.schedule.problem)
     node = _meetings(handover.schedule.problem, helps, goes_on)
     ends = np.stack([handover.before, handover.after], 1)  # of each message

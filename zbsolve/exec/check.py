@@ -1,4 +1,4 @@
-"""Is the pipeline right? Its loss and gradients are compared with those of the same model, unsplit, in one process."""
+"""Checks a pipeline: its loss and gradients against those of the same model, unsplit, in one process."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from .transport.format import Format
 from .updates import NamedParameters, groups_of, versions_of
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-COUNT_ROUNDING = 1e-3  # by which gradients of a row may differ otherwise
-SINGLE_ROWS = 8  # that are looked at one by one
-SHAKEN = 2.0**-22  # of a weight: two of float32's roundings, about what sums in another order differ by
-NOT_A_NUMBER = 1e30  # the difference where something is not finite
-WRAPPING = ("_checkpoint_wrapped_module.", "_orig_mod.")  # what torch's wrappers put into a parameter's name
+LIMITS |= {torch.complex128: LIMITS[torch.float64], torch.complex64: LIMITS[torch.float32]}
+COUNT_ROUNDING = 1e-3  # relative difference of a row's gradients that is taken for rounding
+SINGLE_ROWS = 8  # how many rows are tried alone
+SHAKEN = 2.0**-22  # relative change of a weight: two roundings of float32, about what another order of a sum changes
+NOT_A_NUMBER = 1e30  # the difference where a value is not finite
+WRAPPING = ("_checkpoint_wrapped_module.", "_orig_mod.")  # what torch's wrappers add to a parameter's name
 
 
 class Value(NamedTuple):
-    """What is compared of a parameter (None: it has no gradient), and the parameter's type."""
+    """A parameter's value that is compared (None: it has no gradient), and the parameter's dtype."""
 
     tensor: Tensor | None
     dtype: torch.dtype
 
 
 def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool = True) -> float:
-    """Run every microbatch through the whole model with plain autograd. Gradients go into `.grad`, if there is a backward.
-    Returns the mean loss. Raises BadInput where nothing is trained."""
+    """Run every microbatch through the whole model with plain autograd; `backward` puts gradients into `.grad`. Returns the
+    mean loss. Raises BadInput where no parameter is trained."""
     count, total = len(data.inputs), 0.0
     for m in sorted(data.inputs):
         value = _loss(layers, data, m, loss)
@@ -54,7 +55,7 @@ def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool
 
 
 def _loss(layers: Sequence[nn.Module], data: Data, m: int, loss: Any) -> Tensor:
-    """A microbatch's loss, with what layers add to it."""
+    """The loss of microbatch `m`, with the terms that layers add to it."""
     with auxiliary_losses() as extra:
         output = row_of(run_layers(layers, batch_with(layers, data.inputs[m], data.targets[m]), 0, data.seed + m))
         value: Tensor = without_metrics(loss(output, data.targets[m]))
@@ -62,7 +63,7 @@ def _loss(layers: Sequence[nn.Module], data: Data, m: int, loss: Any) -> Tensor:
 
 
 def shake(layers: Sequence[nn.Module], seed: int) -> None:
-    """Move every float32 parameter by a few of its roundings, at random."""
+    """Change every float32 parameter at random by a few roundings."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in {id(p): p for layer in layers for p in layer.parameters()}.values():
@@ -71,18 +72,18 @@ def shake(layers: Sequence[nn.Module], seed: int) -> None:
 
 
 class RowCounts(NamedTuple):
-    """How a loss counts rows. add_up: the loss of rows together is the sum of theirs (a sum, over a constant or not), in
-    place of the mean. uneven: how many times as much a row counts beside some rows as beside others (a mean that leaves out
-    padding); 1 where it always counts alike."""
+    """How a loss weighs rows. add_up: the loss of several rows is the sum of their losses, not the mean. uneven: the largest
+    ratio between a row's weights in different sets of rows (as in a mean that leaves out padding); 1 where the weight is
+    always the same."""
 
     add_up: bool
     uneven: float
 
 
 def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts | None:
-    """How the loss counts the rows of two microbatches: the gradients of rows alone are held beside those of all together.
-    None where nothing can be said: not all tensors of output and target have as many rows, the output has no gradient, or
-    the loss takes no other number of rows."""
+    """How the loss weighs the rows of two microbatches. It compares the gradients of the loss of some rows with those of the
+    loss of all rows. None where that is impossible: the tensors of output and target have different numbers of rows, the
+    output has no gradient, or the loss refuses another number of rows."""
     with torch.no_grad():
         both = [(m, batch_with(layers, data.inputs[m], data.targets[m])) for m in sorted(data.inputs)[:2]]
         pairs = [(row_of(run_layers(layers, x, 0, data.seed + m)), data.targets[m]) for m, x in both]
@@ -97,7 +98,7 @@ def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts 
     try:
         whole = _row_gradients(both, slice(None), loss)
         alone = [(count / len(range(count)[part]), _row_gradients(both, part, loss), part) for part in parts]
-    except Exception:  # somebody's loss may take microbatches of one size alone
+    except Exception:  # the user's loss may accept microbatches of one size only
         return None
     kind = next((tensor.dtype for tensor in tensors[0] if tensor.is_floating_point()), torch.float32)
     if not whole or not all(bool(tensor.isfinite().all()) for tensor in whole):
@@ -111,7 +112,7 @@ def row_counts(layers: Sequence[nn.Module], data: Data, loss: Any) -> RowCounts 
 
 
 def _row_gradients(both: Any, part: slice, loss: Any) -> list[Tensor]:
-    """The gradients of some rows of the output, where the loss is of those rows alone."""
+    """The gradients, with respect to some rows of the output, of the loss of these rows alone."""
     output, target = each_tensor(both, lambda leaf: leaf[part].detach())
     leaves = [leaf.requires_grad_() for leaf in tensors_of(output) if leaf.is_floating_point()]
     with torch.enable_grad():
@@ -123,7 +124,7 @@ def _row_gradients(both: Any, part: slice, loss: Any) -> list[Tensor]:
 
 
 def _factor(alone: Sequence[Tensor], together: Sequence[Tensor], share: float) -> tuple[float, float] | None:
-    """How many times as large gradients of rows are where the rows are alone, and `share` again; None where they are 0."""
+    """(norm of the gradients alone / norm of those together, `share`); None where both are 0."""
     a, b = (float(sum(row.square().sum() for row in rows)) ** 0.5 for rows in (alone, together))
     if not a > 0 and not b > 0 and not math.isnan(a):
         return None
@@ -131,10 +132,10 @@ def _factor(alone: Sequence[Tensor], together: Sequence[Tensor], share: float) -
 
 
 def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data, loss: Any, update: Update) -> float:
-    """Run a step with updates inside, by its rule, in one process. Returns the mean loss. Each microbatch in turn goes
-    through the whole model, each stage with the version that the graph says (PipeDream, 2BW: see `build.updates`); an update
-    is made once its group's gradients are there. update: makes a torch optimizer of parameters. The layers of `stages` end
-    with the newest weights."""
+    """Run a step with updates inside in one process, by the definition of PipeDream and 2BW (see `build.updates`). Returns
+    the mean loss. Each microbatch goes through the whole model, each stage with the version of its weights that the
+    graph says; an update is made when its group's gradients are complete. update: makes a torch optimizer of parameters. The
+    layers of `stages` end with the newest weights."""
     firsts = accumulate((len(stage) for stage in stages), initial=0)
     rules = [_UpdatedStage(stage, first, update) for stage, first in zip(stages, firsts, strict=False)]
     version, group, size = versions_of(problem), groups_of(problem), problem.round
@@ -154,7 +155,7 @@ def updated(problem: Problem, stages: Sequence[Sequence[nn.Module]], data: Data,
 
 
 class _UpdatedStage:
-    """A stage's weights and all their versions. first: the number of its first layer."""
+    """A stage's weights in all their versions. first: the number of its first layer."""
 
     def __init__(self, layers: Sequence[nn.Module], first: int, update: Update) -> None:
         named = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers, first)}).named_parameters()
@@ -165,12 +166,12 @@ class _UpdatedStage:
         self._versions = [[p.detach().clone() for p in self._weights]]
 
     def show(self, version: int) -> None:
-        """Let the layers have this version (−1: the newest)."""
+        """Put this version into the layers (−1: the newest)."""
         for p, value in zip(self._weights, self._versions[version], strict=True):
             p.data = value
 
     def update(self) -> None:
-        """Make the next version of the newest one and the layers' gradients."""
+        """Make the next version from the newest one and the layers' gradients."""
         for p, newest in zip(self._weights, self._newest, strict=True):
             newest.grad, p.grad = p.grad, None
         if self._optimizer is not None:
@@ -180,9 +181,9 @@ class _UpdatedStage:
 
 
 class SingleConstants(TorchFunctionMode):
-    """Under it what torch takes from an input's type is float32's, also of float64: a reference in float64 is of the same
-    function. An RMS norm without an eps of its own has the smallest step of the type it computes in (float32's for 16 bits),
-    and a float64 one would be another function of a small input."""
+    """A mode in which RMS norms without an eps use float32's, as a float64 reference must compute the same function. Such a
+    norm takes the machine epsilon of the dtype that it computes in (float32 for 16-bit inputs); with that of float64 it
+    would be another function of small inputs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in (torch.rms_norm, functional.rms_norm):
@@ -195,34 +196,38 @@ class SingleConstants(TorchFunctionMode):
 
 
 def gradient(parameter: nn.Parameter) -> Tensor | None:
-    """Compared after a plain step."""
+    """The value that is compared after a plain step."""
     return parameter.grad
 
 
 def weight(parameter: nn.Parameter) -> Tensor | None:
-    """Compared after a step that updates by itself."""
+    """The value that is compared after a step with updates inside."""
     return parameter.detach()
 
 
 def difference(tensor: Tensor | None, right: Tensor | None, scale: float = 0.0) -> float:
-    """max |found − right| / max |right| over one tensor; None counts as zeros; against a zero tensor: max |found|. scale:
-    what it is divided by in place of max |right|, where that is not 0."""
+    """max |tensor − right| / max |right|, where None counts as zeros; max |tensor| where `right` is zero. scale: divides in
+    place of max |right|, if not 0."""
     if tensor is None and right is None:
         return 0.0
     a = torch.zeros_like(right) if tensor is None else tensor  # type: ignore[arg-type]
     b = torch.zeros_like(a) if right is None else right.to(a.device)
-    worst = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+    worst = magnitude(_exact(a) - _exact(b))
     scale = scale or magnitude(b)
     return worst / scale if scale else worst
 
 
 def magnitude(tensor: Tensor | None) -> float:
-    """max |tensor|; 0 where there are no numbers."""
-    return float(tensor.double().abs().max()) if tensor is not None and tensor.numel() else 0.0
+    """max |tensor|; 0 for an empty tensor or None."""
+    return float(_exact(tensor).abs().max()) if tensor is not None and tensor.numel() else 0.0
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def named(layers: Mapping[int, nn.Module]) -> dict[Place, nn.Parameter]:
-    """(layer, name) → trained parameter; a tied one has several places."""
+    """(layer, name) → trained parameter; a tied parameter has several such places."""
     return {
         (i, name): p
         for i, layer in layers.items()
@@ -232,12 +237,12 @@ def named(layers: Mapping[int, nn.Module]) -> dict[Place, nn.Parameter]:
 
 
 def values(layers: Mapping[int, nn.Module], what: Callable[[nn.Parameter], Tensor | None] = gradient) -> dict[Place, Value]:
-    """Place → its value, whole: all ranks of the mesh that a DTensor is on call this together. Names are those of the model
-    before torch's wrappers."""
+    """Place → the whole value: all ranks of a DTensor's mesh call this together. Names are those of the model
+    without torch's wrappers."""
     compared = {}
     for (layer, name), p in named(layers).items():
         for wrapping in WRAPPING:
             name = name.replace(wrapping, "")
         value = what(p)
-        compared[layer, name] = Value(None if value is None else full(value.detach()), p.dtype)
+        compared[layer, name] = Value(None if value is None else full(value.detach()).to_dense(), p.dtype)
     return compared

@@ -1,5 +1,5 @@
-"""What `run` and `profile` let a person choose, known without torch: the device that a process computes on, and how the
-backward is split (see `graphs.auto`), with what was decided about that, in lines."""
+"""What a user of `run` and `profile` can choose, readable without torch: the device of a process, and how the backward is
+split (see `graphs.auto`). Also tables and text of how splits were decided."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # of process groups
 
 
 def choose(asked: str, local_ranks: int = 1, share: bool = False) -> str:
-    """The kind of device, "cuda" or "cpu", that `asked` means for so many ranks of this machine. "auto" is cuda where each
-    rank has a GPU of its own, or where ranks share those that are there. Raises BadInput where there are too few."""
+    """The kind of device, "cuda" or "cpu", for this machine's ranks. `asked` "auto": cuda if each rank has a GPU of
+    its own, or if ranks share those that there are. Raises BadInput where there are too few GPUs."""
     if asked not in DEVICES:
         raise BadInput(f"device '{asked}': one of {', '.join(DEVICES)}")
     gpus = 0
@@ -41,7 +41,7 @@ def choose(asked: str, local_ranks: int = 1, share: bool = False) -> str:
 
 
 def device_of(kind: str, local_rank: int = 0, share: bool = False) -> torch.device:
-    """The device of one rank of this machine. share: ranks take the GPUs in turn."""
+    """The device of one rank of this machine. share: several ranks may get the same GPU."""
     import torch
 
     if kind == "cpu":
@@ -50,13 +50,14 @@ def device_of(kind: str, local_rank: int = 0, share: bool = False) -> torch.devi
 
 
 def local_place() -> tuple[int, int]:
-    """This process's number among torchrun's on this machine, and how many they are; (0, 1) where it started none."""
+    """This process's number among those that torchrun started on this machine, and their count; (0, 1) without torchrun."""
     return int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def sharing_environment(rank: int) -> dict[str, str]:
-    """With it NCCL takes ranks that share a GPU for as many machines, which talk over sockets; else it refuses them. A
-    message that waits holds a multiprocessor of the rank's few for each channel, so one must do (4 % of a step)."""
+    """Environment variables with which NCCL takes ranks that share a GPU for separate machines, connected by sockets; it
+    refuses them otherwise. While a message waits, each of its channels occupies one of the rank's few multiprocessors, so
+    there is one channel (4 % of a step)."""
     channels = dict.fromkeys(("NCCL_MAX_P2P_NCHANNELS", "NCCL_MIN_P2P_NCHANNELS", "NCCL_NCHANNELS_PER_NET_PEER"), "1")
     return {"NCCL_HOSTID": f"h{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"} | channels
 
@@ -69,9 +70,9 @@ def described(device: torch.device) -> str:
 
 
 def group_device(mesh: Any, group: Any) -> torch.device:
-    """The device that a pipeline takes where nobody says: a GPU where the group (None: the default one), or the mesh,
-    carries its tensors. It is the one that the group is bound to, else the current one where that is not the first, else
-    that of LOCAL_RANK."""
+    """The device of a pipeline that was given none: a GPU, if the group (None: the default one) or the mesh carries CUDA
+    tensors. It is the GPU that the group is bound to; else the current one, if that is not the first; else the one of
+    LOCAL_RANK."""
     import torch
     import torch.distributed as dist
 
@@ -90,22 +91,22 @@ def group_device(mesh: Any, group: Any) -> torch.device:
 
 
 def with_number(device: torch.device) -> torch.device:
-    """The device; of GPUs the current one, where it has no number."""
+    """The device with its number: without one, "cuda" is the current GPU."""
     import torch
 
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 SPLITS = ("layers", "graph", "graph:least", "inductor", "inductor:least", "auto", "auto:inductor")
-RUN_SPLITS = (*SPLITS, f"layers{SLACK}", f"graph{SLACK}")  # those of a run
-# What a microbatch costs a block, split in one way: µs of F, B and W; bytes held after F and after B.
+RUN_SPLITS = (*SPLITS, f"layers{SLACK}", f"graph{SLACK}")  # all values of run's --split
+# What a block costs for one microbatch with one split: µs of F, B and W; bytes held after F and after B.
 COSTS = ("F", "B", "W", "after_F", "after_B")
 Row = dict[str, Any]
 
 
 def merged(tables: Iterable[Sequence[Row]]) -> list[Row]:
-    """Rows of several ranks as one table (see `Pipeline.splits`): what was decided alike is one row, with the costs that
-    were measured first."""
+    """Rows of several ranks as one table (see `Pipeline.splits`): rows with the same decision become one, with the costs of
+    the first."""
     alike: dict[tuple[str, str, str], Row] = {}
     for row in (row for table in tables for row in table):
         first = alike.setdefault((row["block"], row["split"], row["why"]), row | {"layers": []})

@@ -1,23 +1,23 @@
-"""Emulated devices: tensors, messages and orders are real, time is a device's.
+"""Emulated devices: tensors, messages and orders are real, but times are a given device's.
 
-A rank runs each pass as always, and then sleeps until its device would be done. A device has a clock: a pass starts there
-when the pass before it has ended and its message is there, the link's time behind the pass that sends it, and ends after its
-time.
+A rank runs each pass for real, and then sleeps until its emulated device would be done. The device has a clock. A pass
+starts there when the pass before it has ended and its message has arrived, which takes the link's time from the end of the
+sending pass; it ends after its own duration.
 
-The wall clock follows that clock. Deadlines are absolute, so what this machine adds (a late wake-up, gloo's own time for a
-message) is made up within the next sleeps, but no more than one pass's time of it: beyond that the device waits for its
-rank, and the step is longer. What is recorded is the wall clock. Host time, the optimizer and memory are not emulated.
+The wall clock follows that clock. Deadlines are absolute: a delay of this machine (a late wake-up, gloo's own time for a
+message) is made up in the next sleeps. Only a delay of more than the duration of one pass makes the device wait for its
+rank, and the step longer. Records have wall-clock times. Host time, the optimizer and memory are not emulated.
 
-Side streams have clocks of their own. Nobody sleeps for them but a rank whose next pass takes what they give. An all-to-all
-is recorded with its device's start and end, since nothing really runs then. Gathers, reductions and sums over replicas are
-begun when the rank comes to them, but take their device's time from when all that they wait for has ended there. When one
-ends that waits for other ranks of the pipeline is known only when the step does: all-to-alls behind it begin without it. A
-collective of a sharded vocabulary takes its device's time when it has really ended, for then all devices have come to it.
+Side streams have clocks of their own. A rank sleeps for them only if its next pass takes their result. The record of an
+all-to-all has its device's start and end, as nothing really runs then. Gathers, reductions and sums over replicas really
+start when the rank comes to them, but on the device when all that they wait for has ended there. If they wait for other
+ranks of the pipeline, their end is known only at the end of the step; all-to-alls after them start without it. A collective
+of a sharded vocabulary takes its device's duration from its real end on, since all devices have come to it by then.
 
-Attention for another rank is really made while the pass that hands it over runs. That pass's parts, which come before it, do
-nothing: they are recorded with their device's times, and the real work that comes next has their time, too. Parts and
-helpers are over when their device is done, behind what they wait for on other devices. A helper is never too late, for its
-own work waits for that pass, or is done beside its rank's passes.
+Attention for another rank is really computed while the pass that hands it over runs. The parts before that pass do nothing:
+they are recorded with their devices' times, and the real work after them has their time, too. Parts and helpers end when
+their device is done, after what they wait for on other devices. A helper is never late: its own work waits for that pass, or
+is done beside its rank's passes.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from .transport.peers import shared_cells
 from .transport.wires import Wires, came_true
 
 OWN_TIMES = "schedule"  # emulate the times of the schedule's own problem
-LOOK_SECONDS = 5e-5  # between two looks at what another device says
+LOOK_SECONDS = 5e-5  # between two polls of another device
 
 
 @dataclass(frozen=True)
 class Times:
-    """What devices and links take, whole µs.
+    """Durations on devices and links, whole µs.
 
-    source: where the times come from. passes: pass → its time, with its message where that blocks its sender: the rank's
-    device is busy meanwhile, and the message is there at its end. links: (before, after) → the time of the message between
-    them, where that goes to another rank. side_streams: pass that runs off the compute stream → its stream. waits: what such
-    a pass waits for, and which passes of its rank wait for it: pass → (pass before, lag). others: the same of passes of
-    other ranks that send no message, where ranks help each other, or copies wait for each other's. helping: passes that make
-    another rank's attention. parts: passes whose work the one behind them does. joined: sums of gradients that wait for
-    passes of other ranks.
+    source: where they come from. passes: pass → its duration, with its message where that blocks its sender: the device is
+    busy meanwhile, and the message arrives at the pass's end. links: (before, after) → the time of the message between them,
+    if that goes to another rank. side_streams: pass off the compute stream → its stream. waits: pass → (pass before, lag)
+    for what passes of side streams wait for, and passes of their rank that wait for them. others: the same for passes of
+    other ranks that send no message, where ranks help each other, or copies wait for each other. helping: passes that
+    compute another rank's attention. parts: passes whose work is done by the pass after them. joined: sums of gradients that
+    wait for passes of other ranks.
     """
 
     source: str
@@ -71,9 +71,9 @@ class Times:
 
     @classmethod
     def of(cls, schedule: Schedule, source: str) -> Times:
-        """source: "schedule" for the times of its own problem, or a profile's file. Where that says nothing of all-to-alls,
-        and for exchanges, the schedule's times stay. Raises BadInput where the profile is of another model, or has
-        all-to-alls where the schedule has no passes for them."""
+        """source: "schedule" for the durations in its own problem, or the file of a profile. For exchanges, and for
+        all-to-alls without a price there, the schedule's durations stay. Raises BadInput where the profile is of another
+        model, or has all-to-alls for which the schedule has no passes."""
         problem = schedule.problem
         passes, links = _times(problem)
         streams, waits = _side_streams(problem)
@@ -103,7 +103,7 @@ class Times:
         more = next((name for name in other_passes if name not in passes), None)
         if more is not None:
             raise BadInput(f"{source}: has a time for pass {more}, which the schedule lacks: solve it with this profile")
-        priced = any(layer.all_to_all for layer in profile.layers)  # then a stage without one has none
+        priced = any(layer.all_to_all for layer in profile.layers)  # then stages without a price have no all-to-all
         around = problem.passes.that(feature=ALL_TO_ALL)
         for name in streams:
             other_passes.setdefault(name, 0 if priced and around[problem.index[name]] else passes[name])
@@ -117,12 +117,12 @@ class Times:
 
 
 def _profiled(profile: Profile, problem: Problem) -> Problem:
-    """The same step by a profile's times."""
+    """The same step with a profile's durations."""
     stays = problem
     if profile.host is None:  # it says nothing of copies
         copies = passes_where(problem, "does", "offload") | passes_where(problem, "does", "reload")
         stays = problem.only(np.flatnonzero(~copies))
-    return timed_by(stays, replace(profile, capacity=None))  # whether it fits has been settled by the one who solved it
+    return timed_by(stays, replace(profile, capacity=None))  # the solver has checked that it fits
 
 
 def _times(problem: Problem) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
@@ -145,7 +145,7 @@ def _side_streams(problem: Problem) -> tuple[dict[str, str], dict[str, list[tupl
 
 
 def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozenset[str], frozenset[str]]:
-    """`others`, `helping` and `parts` of `Times`. Of a collective its rank's own pass says when it has ended."""
+    """`others`, `helping` and `parts` of `Times`. For a collective, the pass on the own rank says when it has ended."""
     names, p, e = problem.names, problem.passes, problem.edges
     helps, parts, joins = p.that(away=True), passes_where(problem, "before_its_pass"), p.that(together=True)
     silent = (p.rank[e.before] != p.rank[e.after]) & (helps[e.before] | (helps | parts)[e.after]) & ~joins[e.before]
@@ -158,9 +158,9 @@ def _others(problem: Problem) -> tuple[dict[str, list[tuple[str, int]]], frozens
 
 class Board:
     """What the ranks of one machine tell each other about their devices: int64 cells of shape (FIELDS, passes). end: when
-    the pass ended on its device in this step, monotonic ns; step: which one that is. The others are counts since
-    `EmulatedDevice.forget`: runs of the pass; longer: its real work took longer than its time; late: that was done after its
-    time was over, worst: by how many ns at most; waited: it was so late that its device waited."""
+    the pass ended on its device, monotonic ns; step: in which step. The others are counts since `EmulatedDevice.forget`:
+    runs: of the pass; longer: its real work took longer than its duration; late: it was done after its deadline, worst: by
+    how many ns at most; waited: it was so late that its device waited."""
 
     FIELDS = 7
 
@@ -184,8 +184,8 @@ class Board:
 
 
 class EmulatedDevice:
-    """One rank's device. clock: when its last pass ended there, monotonic ns. length: ns of each pass. rows: pass → its
-    column of the board. seconds: how long to wait for another device."""
+    """One rank's device. clock: when its last pass ended there, monotonic ns. length: duration of each pass, ns. rows: pass
+    → its column of the board. seconds: to wait for another device."""
 
     def __init__(self, times: Times, rows: Mapping[str, int], board: Board, seconds: float = 300.0) -> None:
         self.board, self.times = board, times
@@ -195,10 +195,10 @@ class EmulatedDevice:
         self.length = {name: us * 1000 for name, us in times.passes.items()}
         self._link = {pair: us * 1000 for pair, us in times.links.items()}
         self._first, self._began = True, 0
-        self._parts_length = 0  # of the parts right before a pass
+        self._parts_length = 0  # of the parts directly before a pass
 
     def begin(self) -> None:
-        """A step begins: its first pass starts when it really does, or when its message is there."""
+        """A step begins: its first pass starts at its real start, or when its message arrives."""
         self._first, self._began = True, time.monotonic_ns()
         self._step += 1
 
@@ -207,24 +207,23 @@ class EmulatedDevice:
         sleep_until(max(self._side_clocks.values(), default=0))
 
     def here(self, message: Message) -> bool:
-        """Would the link of `message`, which is really here, have brought it?"""
+        """Has `message`, which has really arrived, also arrived over the emulated link?"""
         sent = int(self.board.end[self._row[message.before]])
         return time.monotonic_ns() >= sent + self._link[message.before, message.after]
 
     def arrived(self, message: Message, arrival: int) -> int:
-        """`message` is really here since `arrival`, ns. Wait until its link would have brought it. Returns the later of
-        both."""
+        """Wait until `message` has arrived over the emulated link. arrival: when it really did, ns. Returns the later."""
         due = int(self.board.end[self._row[message.before]]) + self._link[message.before, message.after]
         self.clock, self._first = max(self.clock, due), False
         return arrival if arrival >= due else sleep_until(due)
 
     def ready(self, name: str, arrival: int) -> int:
-        """Pass `name` could begin at `arrival`, ns. Wait until passes of side streams have ended that it waits for. Returns
-        the later of both."""
+        """Wait for the passes of side streams, and of other devices, that pass `name` waits for. arrival: when its input was
+        there, ns. Returns the later of both."""
         if name in self.times.side_streams:
             return arrival
         helping, others = self.times.helping, self.times.others.get(name, ())
-        # Behind which passes of other devices it really begins: helpers and what they help run together.
+        # Passes of other devices that must end before it begins; a helper and its pass run together.
         parts = [] if name in helping else [other for other in others if other[0] not in helping]
         due = max(self._awaited(name), *map(self._ended, parts), 0)
         if due == 0:
@@ -233,8 +232,7 @@ class EmulatedDevice:
         return arrival if time.monotonic_ns() >= due else sleep_until(due)
 
     def run_on_side_stream(self, name: str) -> tuple[int, int]:
-        """Run pass `name` of a side stream on its device, behind all that it waits for. When it starts and ends there,
-        ns."""
+        """Run pass `name` of a side stream on its device, after all its inputs. Returns its start and end there, ns."""
         stream, row = self.times.side_streams[name], self._row[name]
         others = map(self._ended, self.times.others.get(name, ()))
         start = max(self._side_clocks.get(stream, 0), self._awaited(name), self._began, *others)
@@ -244,13 +242,13 @@ class EmulatedDevice:
         return start, end
 
     def span_of(self, name: str) -> tuple[int, int]:
-        """When pass `name` of a side stream, which ran in this step, started and ended there, ns."""
+        """Start and end, ns, of pass `name` of a side stream in this step."""
         end = int(self.board.end[self._row[name]])
         return end - self.length[name], end
 
     def finish(self, name: str, start: int) -> tuple[int, int]:
-        """The real work of pass `name`, begun at `start`, ns, is done. Wait until its device is done too, unless the pass is
-        of a side stream. When the pass started and ended, ns. Raises LostRank where another device is not heard of."""
+        """The real work of pass `name`, started at `start` (ns), is done: wait until its device is done, except on side
+        streams. Returns the start and end of the pass, ns. Raises LostRank where another device reports nothing."""
         if name in self.times.side_streams:
             return self.run_on_side_stream(name)
         if name in self.times.others:
@@ -266,7 +264,7 @@ class EmulatedDevice:
         board.runs[row] += 1
         if part:
             return due - length, due
-        if name in self.times.others or whole > length:  # its work may have begun before it would there
+        if name in self.times.others or whole > length:  # its real work may have started before its emulated start
             start = max(start, due - length)
         board.longer[row] += now - start > whole and not helping
         board.late[row] += now > due and not helping
@@ -275,21 +273,21 @@ class EmulatedDevice:
         return start, sleep_until(self.clock)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Count anew for these passes."""
+        """Restart the counts of these passes."""
         rows = [self._row[name] for name in names]
         board = self.board
         for counts in (board.runs, board.longer, board.late, board.worst, board.waited):
             counts[rows] = 0
 
     def _ended(self, before: tuple[str, int]) -> int:
-        """When a pass of another device that sends no message is over in this step, and its lag, ns."""
+        """When a pass of another device that sends no message ended in this step, plus its lag, ns."""
         row = self._row[before[0]]
         if not came_true(lambda: bool(self.board.step[row] >= self._step), self.seconds, LOOK_SECONDS):
             raise LostRank(f"waiting for pass {before[0]} of another device: nothing for {self.seconds:g} s")
         return int(self.board.end[row]) + before[1] * 1000
 
     def _awaited(self, name: str) -> int:
-        """When all has ended on its device that pass `name` waits for across streams, ns; 0 where it waits for nothing."""
+        """When everything on this device that pass `name` waits for across streams has ended, ns; 0: nothing."""
         return max((int(self.board.end[self._row[a]]) + lag * 1000 for a, lag in self.times.waits.get(name, ())), default=0)
 
 

@@ -1,12 +1,12 @@
-"""Gradients that are summed over ranks: of parameters that live on several ranks of a pipeline, and over whole pipelines.
+"""Sums of gradients over ranks: of parameters that several ranks of a pipeline hold, and over the replicas of a pipeline.
 
-Parameters on several ranks are tied between stages, or of a stage that itself lives on several (routes). They begin with one
-value, and their gradients are summed over their ranks. Every sum has a process group of its own, so ranks may come to their
-passes C in different orders. With data parallelism several pipelines have each its part of the batch, and one mean gradient.
+Several ranks hold a parameter that is tied between stages, or whose stage is on several ranks (routes). They start from the
+same value and sum their gradients. Each such sum has its own process group, so ranks may run their passes C in different
+orders. With data parallelism each replica has its part of the batch, and gradients become the mean over the replicas.
 
-A stage's gradients go on their way when its pass C comes, while what comes after it runs. Where the schedule has none, those
-of pipelines go when the stage's last pass of the step has run, and those of ranks when the step ends. Only a reader of
-gradients waits for the mean, and the end of a step for sums that passes C have begun.
+A stage's pass C starts its sums, which run beside the passes after it. Without a pass C, sums over replicas start after the
+last pass that adds to the stage's gradients, and sums over ranks of the pipeline at the end of the step. Whoever reads
+gradients waits for the mean; the end of a step waits for the sums that passes C have started.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from .layers import tie
 from .mesh import PipelineMesh, group_along, ranks_along
 from .transport.wires import abort, all_of, break_off_groups, connect, digest, joined, stamped, waiting
 
-Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, type
-LARGE_BYTES = 1 << 20  # from this size on a gradient is summed where it lies; smaller ones go together
+Key = tuple[tuple[int, ...], tuple[int, ...], str]  # stages, ranks, dtype
+LARGE_BYTES = 1 << 20  # from this size on a gradient is summed in place; smaller ones are concatenated first
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Gradients of one type on their way over one group of ranks. flat: the small ones end to end, and behind them for each
-    of `parameters` how many ranks have a gradient. large: the others. Of a DTensor it is the local tensor. ended: when those
-    of `works` were there that are, monotonic ns, where somebody asks."""
+    """A running sum over a group of ranks, of gradients of one dtype. small: parameters whose gradients `flat` has
+    concatenated; behind these it has a count for each of `parameters`: how many ranks have a gradient. large: the other
+    parameters, with their gradients. Of a DTensor the local tensor is summed. works: the work handles. ended: when each of
+    them was done, monotonic ns, if that is recorded."""
 
     parameters: Sequence[nn.Parameter]
     small: Sequence[nn.Parameter]
@@ -59,11 +60,11 @@ class Sum:
     @classmethod
     @torch.no_grad()
     def started(cls, parameters: Sequence[nn.Parameter], begin: Callable[[Tensor], Any], timed: bool) -> Sum:
-        """begin: starts to sum a tensor over the ranks, and returns the work object. timed: somebody asks when sums are
-        there. (On a GPU marks say it; a callback would wait on streams that nothing joins again, as a capture needs.)"""
+        """Start to sum. begin: starts the sum of one tensor over the ranks, and returns its work handle. timed: record when
+        sums are done. (On a GPU marks do that: a callback would wait on streams that a capture never joins.)"""
         small = [p for p in parameters if local_bytes(p) < LARGE_BYTES]
         large = [(p, _gradient(p).contiguous()) for p in parameters if local_bytes(p) >= LARGE_BYTES]
-        there = local(parameters[0]).new_ones(len(parameters))  # from the host it would come behind all that is launched
+        there = local(parameters[0]).new_ones(len(parameters))  # (a copy from the host would wait for the device)
         for i, p in enumerate(parameters):
             if p.grad is None:
                 there[i].zero_()
@@ -74,7 +75,7 @@ class Sum:
         return total
 
     def wait(self, what: str, timeout: timedelta) -> int:
-        """Wait for the sums. When the last one was there, monotonic ns. Raises LostRank naming `what`."""
+        """Wait for the sums. Returns when the last one was done, monotonic ns. Raises LostRank naming `what`."""
         with waiting(what):
             for work in self.works:
                 joined(work, timeout, self.flat.device)
@@ -82,9 +83,9 @@ class Sum:
 
     @torch.no_grad()
     def give(self, count: int = 1) -> None:
-        """Put the sums into `.grad`, divided by `count`. A parameter that has a gradient on no rank stays without."""
+        """Put the sums, divided by `count`, into `.grad`. A parameter without a gradient on any rank still has none."""
         pieces, there = self.flat[: -len(self.parameters)], self.flat[-len(self.parameters) :]
-        missing = any(p.grad is None for p in self.parameters)  # look only then: on a GPU it would wait
+        missing = any(p.grad is None for p in self.parameters)  # read the counts only then: on a GPU that waits
         nowhere = {id(p) for p, n in zip(self.parameters, there.tolist(), strict=True) if not n} if missing else set()
         shapes = [local(p).shape for p in self.small]
         pairs = zip(self.small, torch.split(pieces, [shape.numel() for shape in shapes]), strict=True) if shapes else ()
@@ -100,17 +101,18 @@ class Sum:
 
 
 def _gradient(p: nn.Parameter) -> Tensor:
-    """The local gradient, laid out as its parameter from now on, so that ranks add up the same parts."""
+    """The local gradient, dense and with its parameter's placements from now on, so that all ranks sum the same part."""
     if p.grad is None:
         return torch.zeros_like(local(p))
-    p.grad = laid_out_as(p.grad, p)
+    p.grad = laid_out_as(p.grad, p) if p.grad.layout == torch.strided else p.grad.to_dense()
     return local(p.grad)
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Parameters of the same stages, ranks and type, in one order on all their ranks. givers: the rank that gives each its
-    starting values. backend: of their process group. kept: gradients from before the step. sum: that of the step's."""
+    """Parameters with the same stages, ranks and dtype, in the same order on all their ranks. givers: for each, the rank
+    whose value all start from. backend: of their process group. kept: their gradients from before the step. sum: the running
+    one."""
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -121,13 +123,13 @@ class Bucket:
     sum: Sum | None = None
 
     def start(self) -> Sum:
-        """The sum, which has begun."""
+        """Start the sum, if it is not running. Returns it."""
         if self.sum is None:
             self.sum = Sum.started(self.parameters, lambda tensor: self.backend.allreduce([tensor]), timed=True)
         return self.sum
 
     def end(self, total: Sum) -> None:
-        """Add the sum, which is there, to what was there before the step."""
+        """Add the finished sum to the gradients from before the step."""
         total.give()
         for p, kept in zip(self.parameters, self.kept, strict=True):
             if kept is not None:
@@ -138,9 +140,9 @@ class Bucket:
 def buckets(
     homes: Sequence[Sequence[int]], stage_of: Sequence[int], layers: dict[int, nn.Module], groups: Iterable[Sequence[Place]]
 ) -> list[Bucket]:
-    """One rank's buckets, in an order that is the same on all ranks. homes: the ranks of every stage. stage_of: layer →
-    stage. layers: this rank's. groups: places of one parameter each; the first place of a group gives the starting values.
-    Lets the places of a group in `layers` hold one parameter."""
+    """One rank's buckets, in the same order on all ranks. homes: the ranks of each stage. stage_of: layer → stage. layers:
+    of this rank. groups: of places (layer, name) with the same parameter; the first place of a group gives the starting
+    value. Also ties `layers`: all places of a group get the same parameter object."""
     first: dict[int, tuple[Place, set[int], int]] = {}
     for group in groups:
         here = tie(layers, group)
@@ -164,9 +166,9 @@ def buckets(
 
 
 class Shared(Part):
-    """A rank's part of all that ranks of a pipeline share, which have one value to begin with; every rank makes one.
-    exchanged: stages with passes C on this rank. Gradients that an earlier part makes complete (those of shards) are summed
-    behind that, at the end of the step. Raises LostRank."""
+    """The parameters that this rank shares with other ranks of its pipeline. Making it gives them the same values on all
+    ranks, which all make one. exchanged: stages with passes C on this rank. If an earlier part must complete gradients first
+    (those of shards), they are summed after that, at the end of the step. Raises LostRank."""
 
     name, any_order = "exchange", True
 
@@ -186,14 +188,14 @@ class Shared(Part):
             place = bucket.ranks.index(c.wires.rank), len(bucket.ranks)
             name = f"zbsolve/{token}/{bucket.stages} {bucket.parameters[0].dtype}"
             bucket.backend = own_backend(kind, name, place, self._timeout)
-            # A communicator of NCCL is made with its first use, which holds the host until all ranks come to it.
+            # NCCL makes a communicator at its first use, which blocks the host until all ranks do so: here.
             for parameter, giver in zip(bucket.parameters, bucket.givers, strict=True):
                 begin_from(local(parameter.detach()), partial(broadcast, bucket, giver))
             bucket.parameters = [p for p in bucket.parameters if p.requires_grad]
         self._buckets = [bucket for bucket in common if bucket.parameters]
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that other ranks hold too."""
+        """The parameters that other ranks of the pipeline hold too."""
         return [p for bucket in self._buckets for p in bucket.parameters]
 
     def no_activations(self) -> list[Tensor]:
@@ -203,7 +205,7 @@ class Shared(Part):
         return [p for bucket in self._buckets if bucket.ranks[0] != self._wires.rank for p in bucket.parameters]
 
     def begin_gradients(self) -> None:
-        """A step begins. Only what it adds is to be summed, so older gradients are put aside."""
+        """A step begins. Only its own gradients are to be summed, so older ones are put aside."""
         self._done = set()
         for bucket in self._buckets:
             bucket.kept = [p.grad for p in bucket.parameters]
@@ -211,8 +213,8 @@ class Shared(Part):
                 parameter.grad = None
 
     def exchange(self, stage: int) -> None:
-        """The pass C of a stage: start the sums that are complete with it. Never waits. A sum that a stage here without a
-        pass C adds to starts when the step ends."""
+        """The pass C of a stage: start the sums to which no other stage here still adds. Never waits. Sums to which a stage
+        without a pass C adds start at the end of the step."""
         if stage not in self.exchanged:
             return
         self._done.add(stage)
@@ -221,7 +223,7 @@ class Shared(Part):
                 bucket.start()
 
     def forget(self) -> None:
-        """The step breaks off: gradients are those from before it."""
+        """The step has failed: restore the gradients from before it."""
         for bucket in self._buckets:
             for parameter, kept in zip(bucket.parameters, bucket.kept, strict=False):
                 parameter.grad = kept
@@ -234,8 +236,8 @@ class Shared(Part):
     close = break_off
 
     def sums(self) -> dict[int, Any]:
-        """Wait until all sums are in `.grad`. Stage → when its last sum was there, monotonic ns, or a mark of the device.
-        Raises LostRank."""
+        """Wait until all sums are in `.grad`. Returns stage → when its last sum was done, monotonic ns or a mark of the
+        device. Raises LostRank."""
         for wait in self._behind if self._buckets else ():
             wait()
         totals = [bucket.start() for bucket in self._buckets]
@@ -253,24 +255,24 @@ OTHERS = "gradients of the other pipelines"
 
 
 class Replicas(Part):
-    """The ranks with these stages in all pipelines, of which this one is number `place`. Stages give their gradients to the
-    others when they are done; those that ranks of the pipeline share come last. Raises TimeoutError where GPUs do not
-    connect."""
+    """The mean of gradients over replicas of the pipeline, of which this one is number `place`. The sums of a stage start
+    when its gradients are complete; those of parameters that ranks of the pipeline share come last. Raises TimeoutError
+    where GPUs do not connect."""
 
     name, any_order = "replicas", True
 
     def __init__(self, c: Connecting) -> None:
-        self.place, self.timeout, self._device = dist.get_rank(c.replicas), c.peers.timeout, c.device
+        self.place, self.timeout, self._device = dist.get_rank(c.given.replicas), c.peers.timeout, c.device
         stages = {s: stage.parameters() for s, stage in c.stages.items()}
         shared = next(p for p in c.parts if isinstance(p, Shared))
         later, self._exchanged = shared.parameters(), shared.exchanged
         for number, named in ((n, named) for part in c.parts for n, named in part.own_parameters().items()):
             stages[number] = [p for _, p in named]
-            if number not in self._exchanged:  # its collectives end with the step, but a pass C waits for them
+            if number not in self._exchanged:  # its gradients are complete only at the step's end, or at a pass C
                 later += stages[number]
-        groups = groups_of(c.given.mesh, c.replicas)
+        groups = groups_of(c.given.mesh, c.given.replicas)
         self._groups = {id(p): groups(p) for parameters in stages.values() for p in parameters}
-        self._distinct = list({id(g): g for g in (c.replicas, *self._groups.values()) if g is not None}.values())
+        self._distinct = list({id(g): g for g in (c.given.replicas, *self._groups.values()) if g is not None}.values())
         connect(self._distinct, self._device, self.timeout)
         self._later = {id(p): p for p in later if self._groups[id(p)] is not None}
         self._stages = {s: [p for p in parameters if self._groups[id(p)] is not None] for s, parameters in stages.items()}
@@ -286,7 +288,7 @@ class Replicas(Part):
             self._done(stage)
 
     def exchange(self, stage: int) -> None:
-        """The pass C of `stage`: start the same sums. Never waits."""
+        """The pass C of `stage`: start its sums. Never waits."""
         if stage in self._exchanged:
             self._done(stage)
 
@@ -296,8 +298,8 @@ class Replicas(Part):
         self._start([p for p in self._stages[stage] if not self._open[id(p)] and id(p) not in self._later])
 
     def sums(self) -> dict[int, Any]:
-        """Gradients that the ranks of a pipeline share are added up: start the sums of those. Wait for the sums of stages
-        with passes C. Stage → when its last sum was there, monotonic ns, or a mark of the device. Raises LostRank."""
+        """Start the sums of parameters that ranks of the pipeline share, whose sum over those ranks is done by now. Wait for
+        the sums of stages with passes C. Returns as in `Shared.sums`. Raises LostRank."""
         self._start(list(self._later.values()))
         self._open = dict(self._missing)
         ended: dict[int, Any] = {}
@@ -312,7 +314,7 @@ class Replicas(Part):
         return bool(self._sums) and any(id(p) in self._missing for group in optimizer.param_groups for p in group["params"])
 
     def break_off(self) -> None:
-        """On a GPU end the communicators: their kernels would hold up whoever waits for the device."""
+        """On a GPU abort the communicators: others would wait for their kernels."""
         if self._device.type == "cuda":
             break_off_groups(self._distinct, self._device)
 
@@ -320,8 +322,8 @@ class Replicas(Part):
         self._sums, self._open = [], dict(self._missing)
 
     def wait_gradients(self) -> None:
-        """Wait until `.grad` holds the mean over all pipelines, the same bits in each. A parameter that has a gradient in
-        none of them stays without. Raises LostRank."""
+        """Wait until `.grad` is the mean over all replicas, with the same bits in each. A parameter without a gradient in
+        any replica still has none. Raises LostRank."""
         sums, self._sums = self._sums, []
         for total, count in sums:
             total.wait(OTHERS, self.timeout)
@@ -338,8 +340,8 @@ class Replicas(Part):
 
 
 def optimizers_wait(concerns: Callable[[torch.optim.Optimizer], bool], wait: weakref.WeakMethod[Callable[[], None]]) -> Any:
-    """Let every optimizer of torch's call `wait` before it steps, if that `concerns` it (see `Part.concerns`). Returns the
-    handle that undoes this. wait: ends with its owner."""
+    """Make every torch optimizer call `wait` before its step, if it `concerns` the optimizer (see `Part.concerns`). Returns
+    a handle whose `remove` undoes this. wait: a weak reference, which does nothing once its owner is gone."""
 
     def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         waiting = wait()
@@ -350,8 +352,8 @@ def optimizers_wait(concerns: Callable[[torch.optim.Optimizer], bool], wait: wea
 
 
 def begin_alike(group: Any, module: nn.Module, content: str) -> None:
-    """Give all pipelines the first one's values of `module`. All ranks of `group`, those with these stages, call this at
-    once. Raises BadInput (see `check_same`)."""
+    """Copy the first replica's values of `module` to all others. All ranks of `group`, those with the same stages, call
+    this. Raises BadInput (see `check_same`)."""
     values = [*module.parameters(), *module.buffers()]
     check_same(group, content, next((t.device for t in values), torch.device("cpu")))
     for tensor in values:
@@ -359,7 +361,7 @@ def begin_alike(group: Any, module: nn.Module, content: str) -> None:
 
 
 def begin_from(tensor: Tensor, broadcast: Callable[[Tensor], Any]) -> None:
-    """Give `tensor` the values that `broadcast` brings as a row of bytes: backends do not know every type of frozen ones."""
+    """Broadcast a tensor in place, as bytes: frozen parameters may have dtypes that backends do not know."""
     whole = tensor.contiguous()
     broadcast(whole.view(-1).view(torch.uint8))
     if whole is not tensor:
@@ -367,8 +369,8 @@ def begin_from(tensor: Tensor, broadcast: Callable[[Tensor], Any]) -> None:
 
 
 def check_same(group: Any, content: str, device: torch.device) -> None:
-    """Raise BadInput where pipelines have other `content` (what a schedule says, see `peers`): their sums would come in
-    other orders. All ranks of `group` call this."""
+    """Raise BadInput where replicas have another schedule (`content` as text), and so another order of sums. All ranks of
+    `group` call this."""
     marks = all_of(group, torch.tensor(digest(content), device=device), "other pipelines").tolist()
     for place, other in enumerate(marks):
         if other != marks[0]:
@@ -376,9 +378,9 @@ def check_same(group: Any, content: str, device: torch.device) -> None:
 
 
 def groups_of(mesh: PipelineMesh | None, group: Any) -> Callable[[nn.Parameter], Any]:
-    """Parameter → the process group of the ranks over which its gradient is averaged; None where it is not. mesh: None:
-    `group` has all pipelines. A group over some of the data dimensions is made when the first parameter needs it, so all
-    ranks ask for the same parameters in one order."""
+    """A function: parameter → the process group over which its gradient is averaged; None where it is not averaged. mesh:
+    None: `group` has all replicas. A group over some of the data dimensions is made when a parameter first needs it. So all
+    ranks must ask for the same parameters in the same order."""
     if mesh is None:
         everyone = set(dist.get_process_group_ranks(group))
         return lambda p: None if everyone <= _own_ranks(p) else group
@@ -401,14 +403,14 @@ def _own_ranks(p: Any) -> set[int]:
 
 
 def _exchange(state: RankState, action: Action, given: Any) -> Any:
-    """Begin the sums. The end of the step waits for them."""
+    """Start the sums. The end of the step waits for them."""
     for part in (state.find(Shared), state.find(Replicas)):
         if part is not None:
             part.exchange(action.stage)
 
 
 def _check(graph: Graph, rows: Ints) -> None:
-    """A stage has no pass C, or one on each of its ranks behind all gradients of the stage there."""
+    """Check that a stage has no pass C, or one on each of its ranks after all passes that add to its gradients there."""
     problem, ranks_of_stage = graph.problem, dict[int, list[int]]()
     for row, summing in graph.each(rows):
         ranks_of_stage.setdefault(summing.stage, []).append(summing.rank)

@@ -1,4 +1,4 @@
-"""What goes into a step: each rank's microbatches, and a number for every shape that they have."""
+"""The input of a step: each rank's microbatches, and a number for each of their shapes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def split_batch(
 ) -> dict[int, Any]:
     """Microbatch → its tensors on `device`, for those that are `needed`.
 
-    batch: a list of microbatches (or a tuple of as many tensors that are alike), a mapping from their numbers, or one batch:
-    a pytree (a tensor, a tuple, a dict) whose tensors are cut along dimension 0. rows: of each microbatch, in proportion;
-    None: they may differ by a row; (): they are equal. Raises BadInput naming `what`.
+    batch: a list of microbatches (or a tuple of as many similar tensors), a mapping from their numbers, or one batch: a
+    pytree (a tensor, a tuple, a dict) whose tensors are split along dimension 0. rows: of each microbatch, in proportion;
+    None: they may differ by one row; (): they are equal. Raises BadInput naming `what`.
     """
     count = len(microbatches)
     if not needed:
@@ -62,8 +62,8 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def in_microbatches(batch: Batch, count: int | None = None) -> bool:
-    """Is it a microbatch each? A list is; and a tuple of tensors that are alike in type and dimensions, as `tensor.chunk(4)`
-    gives them: of `count`, where that is said."""
+    """Is the batch already in microbatches? A list is, and so is a tuple of tensors with the same dtype and number of
+    dimensions, as `tensor.chunk(4)` gives; it must have `count` of them, if given."""
     if isinstance(batch, tuple):
         tensors = [tensor for tensor in batch if isinstance(tensor, Tensor)]
         alike = len(batch) == len(tensors) and len({(tensor.dtype, tensor.dim()) for tensor in tensors}) == 1
@@ -72,8 +72,8 @@ def in_microbatches(batch: Batch, count: int | None = None) -> bool:
 
 
 def cut(batch: Any, what: str, count: int, rows: Sequence[int] | None) -> list[Any]:
-    """The batch in `count` parts along dimension 0 of its tensors; all else is in every part. A part without rows is the
-    first row once more (see `shares_of`). rows: see `split_batch`. Raises BadInput naming `what`."""
+    """The batch in `count` parts along dimension 0 of its tensors; other leaves are in every part. A part without rows gets
+    the first row instead, which does not count (see `shares_of`). rows: see `split_batch`. Raises BadInput naming `what`."""
     return in_parts(batch, count, lambda leaf: _cut_leaf(leaf, what, count, rows))
 
 
@@ -95,8 +95,8 @@ def _cut_leaf(leaf: Tensor, what: str, count: int, rows: Sequence[int] | None) -
 
 
 def shares_of(targets: Batch, needed: Sequence[int], count: int) -> dict[int, float]:
-    """Microbatch → its rows by the mean microbatch's, so that every row of the batch counts alike; {} where all have equally
-    many, or none is `needed`. Raises BadInput where rows are not known."""
+    """Microbatch → its number of rows divided by the mean number, so that every row has the same weight; {} if all are equal
+    or none is `needed`. Raises BadInput where rows are not known."""
     if not needed or targets is None:
         return {}
     if not in_microbatches(targets, count):
@@ -109,7 +109,7 @@ def shares_of(targets: Batch, needed: Sequence[int], count: int) -> dict[int, fl
 
 
 def agreed_shares(shares: Mapping[int, float], count: int, peers: Peers) -> dict[int, float]:
-    """The same on all ranks, of which those that know nothing give {}: layers of any rank may add to the loss. All ranks
+    """The shares on all ranks, from those that know them (others give {}): layers of any rank may add to the loss. All ranks
     call this. Raises LostRank."""
     own = torch.tensor([shares.get(m, 0.0) for m in range(count)], dtype=torch.float64)
     known: list[float] = peers.gathered(own, "shares of microbatches").amax(0).tolist()
@@ -125,14 +125,14 @@ def first_tensor(value: Any) -> Tensor:
 
 
 NOT_COMPARED = (0, 0)  # in place of checksums
-REFUSED = -1  # in place of the number of a shape: the route's first rank was given what does not fit
+REFUSED = -1  # in place of a shape's number: the route's first rank refuses its batch
 
 
 class ShapeNumbers:
-    """Numbers for shapes of inputs, which all ranks of a route know: its first rank gives them, and they are passed along,
-    or that it refuses its batch. An input has another number under autocast, as layers hand on other types, and where other
-    parameters of the first rank are trained, as other tensors need gradients. routes: as `Problem.routes` gives them. rank,
-    size: of the pipeline's process group. compared: in so many steps a route's ranks compare their batches, too.
+    """Numbers for shapes of inputs. The first rank of a route of microbatches assigns them and sends them along the route,
+    or sends that it refuses its batch. An input has another number under autocast, as layers then pass on other dtypes, and
+    if other parameters of the first rank are trained, as other tensors then need gradients. routes: see `Problem.routes`.
+    rank, size: of the pipeline's process group. compared: in how many steps the ranks of a route also compare their batches.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ShapeNumbers:
     ) -> None:
         chains = [(list(dict.fromkeys(route)), microbatches[i :: len(routes)]) for i, route in enumerate(routes)]
         here = [(STEP + i, *chain) for i, chain in enumerate(chains) if rank in chain[0]]
-        self._routes = sorted(here, key=lambda entry: entry[1][0] != rank)  # where nothing is waited for, first
+        self._routes = sorted(here, key=lambda entry: entry[1][0] != rank)  # first those where this rank need not wait
         self._rank, self._size, self.compared = rank, size, compared
         self._numbers: dict[Any, int] = {}
         self._before: dict[int, tuple[list[Any], Tensor]] = {}
@@ -148,11 +148,11 @@ class ShapeNumbers:
     def agree(
         self, mailbox: Mailbox, inputs: Mapping[int, Any] | None, device: torch.device, given: Sequence[int] = NOT_COMPARED
     ) -> dict[int, int]:
-        """Microbatch → the number of its input's shape, for those that pass this rank; `REFUSED` for those of a first rank
-        that refuses them. inputs: None where this rank refuses its batch. given: the `checksum` of its inputs and of its
-        targets. Warns where one is not the first rank's. Raises LostRank."""
+        """Microbatch → the number of its input's shape, for microbatches that pass this rank; `REFUSED` if their first rank
+        refuses its batch. inputs: None where this rank refuses its batch. given: the `checksum` of its inputs and of its
+        targets; warns where one differs from the first rank's. Raises LostRank."""
         numbers: dict[int, int] = {}
-        kind = device.type  # without autocast outputs are of their inputs' type
+        kind = device.type  # without autocast, outputs have their inputs' dtype
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         more = list(given) if self.compared else []
         self.compared -= bool(more)
@@ -181,7 +181,7 @@ class ShapeNumbers:
                 return
 
     def _say(self, tag: int, signs: list[Any]) -> Tensor:
-        """Numbers that no other rank gives, most often those of the step before."""
+        """Numbers that no other rank assigns; most often the same as in the step before."""
         before = self._before.get(tag)
         if before is None or before[0] != signs:
             numbers = [self._numbers.setdefault(sign, len(self._numbers) * self._size + self._rank) for sign in signs]
@@ -190,7 +190,7 @@ class ShapeNumbers:
 
 
 def checksum(batch: Batch | None, count: int) -> int:
-    """A number that the tensors of a whole batch make, in whichever form it is given; 0 for none, and for a mapping with
+    """A checksum of a whole batch, the same for each form in which it is given; 0 without a batch, and for a mapping with
     fewer than `count` microbatches."""
     if batch is None or (isinstance(batch, Mapping) and in_microbatches(batch) and len(batch) < count):
         return 0
@@ -203,11 +203,11 @@ def checksum(batch: Batch | None, count: int) -> int:
 
 
 def trained_by_name(module: nn.Module) -> Callable[[], dict[str, bool]]:
-    """Asks which of the parameters that a module has now are trained, by their names."""
+    """A function that returns, by name, which of the module's present parameters are trained."""
     parameters = dict(module.named_parameters())
     return lambda: {name: p.requires_grad for name, p in parameters.items()}
 
 
 def step_seed(seed: int, step: int) -> int:
-    """The number that fixes the random numbers of one step; microbatch m draws from this + m."""
+    """The seed of one step; microbatch m draws from this + m."""
     return (seed * 7_919 + step) * 65_537

@@ -1,8 +1,10 @@
-"""The two tables of what the executor can run, collected from the features' own folders.
+"""The tables of what the executor can run, collected from the features' own folders.
 
-`HANDLERS`: kind of pass → handler; other kinds do not run. `PARTS`: functions that make a rank's parts, in the order in
-which they are made and called. Sums over ranks come last, as they include what earlier parts do to gradients. Around a pass,
-later parts wrap earlier ones; slices come first, so they see exactly what their stage gets.
+`HANDLERS`: kind of pass → handler; other kinds do not run. `BESIDE`: (step, number of layers) → the layers that every rank
+needs. `MAKE`: what features do to a rank's part of the model before ranks connect, in turn; `SPREAD`: after `parallelize`.
+`PARTS`: functions that make a rank's parts, in the order in which they are made and called. Sums over ranks come last, as
+they include what earlier parts do to gradients. Around a pass, later parts wrap earlier ones; slices come first, so they see
+exactly what their stage gets.
 
 Handlers of all-to-alls for expert parallelism are here: AF after F, AB after the backward. In the models that run here, each
 rank has all experts that it needs, so there is nothing to send: an all-to-all passes its input on, and only its time is
@@ -12,6 +14,7 @@ emulated. So does a message on a link (MF, MB): its input is sent when its rank 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,16 +31,17 @@ from .base.part import Data as Data
 from .base.part import Part as Part
 from .base.part import RankState as RankState
 from .base.program import Action
-from .connecting import Connecting
+from .connecting import Connecting, Given, Own
 from .exchange import Replicas, Shared
 from .offload import rank as offload
 from .offload.rank import Offload
 from .sharding import rank as sharding
 from .sharding.rank import Sharding
 from .sides import SideInputs
-from .slices.stage import Slices
+from .slices.stage import Slices, sliced_loss
 from .updates import Updates
 from .vocabulary import rank as vocabulary
+from .vocabulary.parts import sharded_layers, with_shard
 from .vocabulary.rank import VocabularyShard
 
 
@@ -84,6 +88,14 @@ def passes_where(problem: Problem, field: str, value: object = None) -> Bools:
     return problem.passes.are(*(kind for kind, known in fields.items() if (known == value if value else known)))
 
 
+BESIDE: list[Callable[[Problem, int], list[int]]] = [sharded_layers]
+SPREAD: list[Callable[[Own, Given], Own]] = [sharding.with_sharded]
+MAKE: list[Callable[[Own, Given], Own]] = [
+    lambda own, given: replace(own, loss=sliced_loss(own.view.step, own.loss, given.split)),
+    with_shard,
+    updates.checked,
+    lambda own, given: sharding.with_sharded(own, replace(given, parallelize=None)),
+]
 PARTS: list[Callable[[Connecting], Part | None]] = [
     lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare),
     Updates.of,
@@ -93,7 +105,7 @@ PARTS: list[Callable[[Connecting], Part | None]] = [
     SideInputs.of,
     Sharding.of,
     Shared,
-    lambda c: None if c.replicas is None else Replicas(c),
+    lambda c: None if c.given.replicas is None else Replicas(c),
     lambda c: work.WorkBeside.of(c.own.program.rank, c.problem, c.given.work),
 ]
 

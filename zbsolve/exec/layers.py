@@ -1,4 +1,4 @@
-"""The layers of one rank: they are built, materialised and tied here. No other rank holds them."""
+"""The layers of one rank: building them, filling them with values, and tying parameters. No other rank holds them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ BYTE = 0xA5  # every byte of whole numbers and booleans
 
 
 def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]:
-    """How many of the model's layers each stage holds: one each where the problem says nothing and there are as many.
-    layers: of the whole model, where that is known. Raises BadInput where the problem does not say, or says something else.
+    """How many of the model's layers each stage holds; one each if the problem does not say and there are as many layers as
+    stages. layers: of the whole model, if known. Raises BadInput where the problem does not say, or does not fit.
     """
     stages = problem.model_stages
     if not problem.layers:
@@ -40,9 +40,11 @@ def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]
 
 
 def listed(layers: Layers) -> dict[str, nn.Module] | None:
-    """Name in the model's state dict → layer; None where `layers` is a builder. Raises BadInput."""
+    """Name in the model's state dict → layer; None if `layers` is a builder. Raises BadInput."""
     if isinstance(layers, nn.Sequential | nn.ModuleList):
-        return {name: layer for name, layer in children_of(layers).items() if layer is not None}  # one may be there twice
+        return {
+            name: layer for name, layer in children_of(layers).items() if layer is not None
+        }  # also one that occurs twice
     if isinstance(layers, nn.Module):
         raise BadInput(f"layers: a {type(layers).__name__} has no order: give an nn.Sequential, a list, or a builder")
     if isinstance(layers, Sequence):
@@ -61,10 +63,11 @@ def build(builder: Builder, numbers: list[int], device: torch.device) -> dict[in
 def materialise(
     layers: dict[int, nn.Module], device: torch.device, init: Init | None, seed: int, tied: Iterable[Sequence[Place]] = ()
 ) -> dict[int, nn.Module]:
-    """The same layers on `device`. Tensors on the meta device get memory, which `init(number, layer)` fills, or every
-    module's own `reset_parameters`, with random numbers that (seed, number) fix; tensors that have memory keep their values.
-    Buffers that `init` leaves are made by their module's `reset_parameters`. tied: groups of places of the whole model that
-    hold one parameter; the first place gives the values. Raises BadInput naming a parameter or buffer that nothing fills."""
+    """Move the layers to `device`. Tensors on the meta device get memory, filled by `init(number, layer)` or by every
+    module's `reset_parameters`, with random numbers that depend on (seed, number); all others keep their values. Buffers
+    that `init` leaves are filled by their module's `reset_parameters`. tied: groups of places (layer, name) in the whole
+    model with the same parameter; the first place gives its value. Raises BadInput naming a parameter or buffer that nothing
+    fills."""
     shared = ties(layers.items())
     empty = []
     for i, layer in layers.items():
@@ -110,7 +113,7 @@ def _materialise(number: int, layer: nn.Module, device: torch.device, init: Init
 
 
 def _to_empty(layer: nn.Module, device: torch.device) -> None:
-    """torch's `to_empty`, where places of the layer that hold one tensor still do."""
+    """torch's `to_empty`, after which places of the layer that shared a tensor still share one."""
     names: dict[int, list[str]] = {}
     for tensors in (layer.named_parameters(remove_duplicate=False), layer.named_buffers(remove_duplicate=False)):
         for name, tensor in tensors:
@@ -122,7 +125,7 @@ def _to_empty(layer: nn.Module, device: torch.device) -> None:
 
 
 def _reset_all(number: int, layer: nn.Module, kept: Collection[str]) -> None:
-    """Let every module fill its tensors, but for those that are `kept`. Raises BadInput for one that cannot."""
+    """Let every module fill its tensors, except those in `kept`. Raises BadInput for a module that cannot."""
     with _as_they_are({name: tensor for name, tensor in _tensors(layer).items() if name in kept}):
         for name, module in layer.named_modules():
             reset = getattr(module, "reset_parameters", None)
@@ -135,7 +138,7 @@ def _reset_all(number: int, layer: nn.Module, kept: Collection[str]) -> None:
 
 @contextmanager
 def _as_they_are(tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """What runs inside leaves the values of these tensors as they are."""
+    """At the end, these tensors have their values from the start."""
     before = [tensor.detach().clone() for tensor in tensors.values()]
     yield
     for tensor, value in zip(tensors.values(), before, strict=True):
@@ -143,7 +146,7 @@ def _as_they_are(tensors: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def _check_filled(number: int, layer: nn.Module, given: Collection[str], by_modules: bool) -> None:
-    """Raise BadInput naming a parameter or buffer of the layer that nothing has filled. given: names of parameters that have
+    """Raise BadInput naming a parameter or buffer of the layer that nothing has filled. given: names of parameters that get
     their values from another place."""
     buffers = dict(layer.named_buffers())
     for name, tensor in _tensors(layer).items():
@@ -160,8 +163,8 @@ def _check_filled(number: int, layer: nn.Module, given: Collection[str], by_modu
 
 
 def tie(layers: dict[int, nn.Module], group: Iterable[Place]) -> nn.Parameter | None:
-    """Let all places of `group` that are in `layers` hold the parameter of the first of them. That parameter; None where
-    none of them is."""
+    """Give all places of `group` that are in `layers` the parameter of the first of them. Returns it; None where none of
+    them is there."""
     here = [(i, name) for i, name in group if i in layers]
     if not here:
         return None
@@ -180,7 +183,7 @@ def layer_numbers(counts: Sequence[int], stages: Sequence[int]) -> list[int]:
 
 
 def mark_unset(tensor: Tensor) -> None:
-    """Fill a tensor with what `is_unset` recognises. A tensor of a type of its own (not a DTensor) stays as it is."""
+    """Fill a tensor with a value that `is_unset` recognizes. Tensor subclasses (except DTensors) are left out."""
     here = local(tensor.detach())
     if type(here) not in PLAIN_TYPES:
         return
@@ -193,8 +196,8 @@ def mark_unset(tensor: Tensor) -> None:
 
 
 def is_unset(tensor: Tensor) -> bool:
-    """Whether a number of the tensor is still what `mark_unset` wrote. Whole numbers of one byte may be so by chance: there
-    all of them must be."""
+    """Does the tensor still have a number that `mark_unset` wrote? One-byte integers may have it by chance, so of these all
+    numbers must."""
     here = local(tensor.detach())
     if type(here) not in PLAIN_TYPES or here.is_meta or not here.numel():
         return False
@@ -212,13 +215,13 @@ def _whole(dtype: torch.dtype) -> int:
 
 
 def forwards_alone(problem: Problem) -> bool:
-    """Whether the step has no backward at all: then it trains nothing, whatever the model, and is lowered as such."""
+    """Has the step no backward at all? Then it trains nothing, whatever the model."""
     return untrained_stages(problem) == problem.stages
 
 
 def check_untrained(problem: Problem, counts: Sequence[int], stages: Sequence[int], layers: Mapping[int, nn.Module]) -> None:
-    """Raise BadInput naming a parameter that is trained on one of these stages, though the schedule has no backward there.
-    counts: layers of every stage; layers: those of these stages, by number."""
+    """Raise BadInput naming a trained parameter on one of these stages where the schedule has no backward. counts: layers of
+    every stage; layers: those of these stages, by number."""
     front = 0 if forwards_alone(problem) else untrained_stages(problem)
     for i in layer_numbers(counts, [s for s in stages if s < front]):
         for name, parameter in layers[i].named_parameters():

@@ -1,6 +1,6 @@
-"""How many bytes live, counted by weak references to the storages that operations make.
+"""How many bytes are live, counted by weak references to the storages that operations allocate.
 
-Counting takes some µs an operation. So a step of its own is counted, and never one that is timed.
+Counting takes some µs an operation, so steps that are timed are never counted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .handlers import HANDLERS
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that are made while it is active, each once, until they die. Storages given to `ignore`
-    (parameters, gradients) do not count. most: the most ever so far, between any two operations. limit: of a device that has
-    no more; full: called where it is reached, to `ignore` what was not known before."""
+    """Counts the bytes of storages that are allocated while it is active, each once, until they are freed. Those given to
+    `ignore` (parameters, gradients) do not count. most: the largest count so far, between any two operations. limit: bytes
+    that the device has; full: called at the limit, to `ignore` more tensors."""
 
-    supports_higher_order_operators = True  # a graph with checkpointing in it calls some
+    supports_higher_order_operators = True  # graphs with checkpointing use some
 
     def __init__(self, ignore: Iterable[Tensor] = (), limit: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -41,8 +41,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._now = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._died: deque[int] = deque()
-        # What a callback refers to would make a circle with it, and Python up to 3.11 can fail in a storage's end where its
-        # weak references are garbage in a circle and two meters count it.
+        # Callbacks refer to the meter weakly, to avoid a reference cycle. In Python up to 3.11 the deallocation of a storage
+        # can fail if its weak references are garbage in a cycle and two meters count it.
         self._own = weakref.ref(self)
         self.ignore(ignore)
 
@@ -55,7 +55,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # it becomes operations on local tensors, which come here again
+            return NotImplemented  # its operations on local tensors come here
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -83,7 +83,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._known:
             return
 
-        def died(_: Any) -> None:  # in any thread: a queue, because adding to a number there could lose some
+        def died(_: Any) -> None:  # called in any thread, so it only appends
             if (meter := own()) is not None:
                 meter._died.append(meter._known.pop(key)[1])
 
@@ -107,10 +107,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True)
 class Memory:
-    """Activation bytes of one rank in one step, without parameters and their gradients. names: of its passes, in the order
-    of its program. held, predicted: bytes after each of them, counted and predicted. most: bytes at any moment, inside
-    passes too. device: the same by a GPU's allocator, with gradients that came new. host, predicted_host: bytes in host
-    memory after each pass, where some take any."""
+    """Activation bytes of one rank in one step, without parameters and their gradients. names: of its passes, in program
+    order. held, predicted: bytes after each pass, counted and predicted. most: the peak at any moment, also inside passes.
+    device: the peak by a GPU's allocator, with newly allocated gradients. host, predicted_host: bytes in host memory after
+    each pass, if there are any."""
 
     names: tuple[str, ...]
     held: tuple[int, ...]
@@ -122,19 +122,19 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The most held after a pass."""
+        """The most bytes held after a pass."""
         return max(self.held, default=0)
 
     @property
     def predicted_peak(self) -> int:
-        """The same, predicted."""
+        """The most bytes predicted after a pass."""
         return max(self.predicted, default=0)
 
 
 def predicted(schedule: Schedule, program: Program, size: Callable[[Message], int] | None = None) -> tuple[int, ...]:
-    """Bytes held after each pass of `program`: what the problem's edges hold, and messages that wait (see `Handover`).
+    """Bytes held after each pass of `program`: those on the problem's edges, and messages that wait (see `Handover`).
 
-    size: bytes of a message that this rank takes, sends or hands over, while it waits; without it messages are not counted.
+    size: bytes of a message that this rank takes, sends or hands over; without it messages are not counted.
     """
     problem, actions = schedule.problem, program.actions
     rows = [problem.index[action.name] for action in actions]
@@ -151,7 +151,7 @@ def predicted(schedule: Schedule, program: Program, size: Callable[[Message], in
 
 
 def predicted_host(problem: Problem, program: Program) -> tuple[int, ...]:
-    """Bytes that a rank holds in pools beside the devices after each pass of `program`."""
+    """Bytes that a rank holds in pools other than devices after each pass of `program`."""
     rows, total = [problem.index[action.name] for action in program.actions], np.zeros(len(program.actions), np.int64)
     for pool in range(problem.ranks, len(problem.room)):
         taken, freed = problem.moved(pool)
@@ -160,8 +160,8 @@ def predicted_host(problem: Problem, program: Program) -> tuple[int, ...]:
 
 
 def _changes(program: Program, taken: Ints, freed: Ints) -> list[int]:
-    """How what is held changes with each pass, and behind the last one. taken, freed: by passes, in order. What only begins
-    in a pass ends before the pass that awaits it."""
+    """The change of held bytes with each pass, and after the last one. taken, freed: by pass, in order. Work that a pass
+    only starts ends before the pass that awaits it."""
     change, actions = [0] * (len(program.actions) + 1), program.actions
     over: dict[str, int] = {}
     for i, action in enumerate(actions):

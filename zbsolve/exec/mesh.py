@@ -1,5 +1,5 @@
-"""A mesh of devices around a pipeline, with a dimension "pp": its dimensions as text and as process groups, this rank's
-place in it, and what a person's function does to stages over its other dimensions."""
+"""A device mesh with a dimension "pp" for the pipeline: its dimensions as text and as process groups, this rank's place in
+it, and a user's function that parallelizes stages over its other dimensions."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .base.torch_private import children_of
 from .base.values import is_dtensor, is_shard
 from .choices import BACKENDS
 
-DATA = ("dp", "dp_replicate", "dp_shard")  # the dimensions along which the batch is divided where nobody says
+DATA = ("dp", "dp_replicate", "dp_shard")  # dimensions along which the batch is divided, by default
 PIPELINE = "pp"
 MAX_SIZE = 10**6
 
 
 def mesh_sizes(text: str, ranks: int) -> dict[str, int]:
-    """Dimension → its size, the outermost first, from `pp=2,tp=2,dp=2`. ranks: of the schedule, which pp has, the innermost
-    where it is left out. Raises BadInput."""
+    """Dimension → its size, the outermost first, from text such as `pp=2,tp=2,dp=2`. ranks: of the schedule: the size of pp,
+    which is the innermost dimension if left out. Raises BadInput."""
     sizes = named_sizes(text) if text else {}
     sizes.setdefault(PIPELINE, ranks)
     if sizes[PIPELINE] != ranks:
@@ -52,41 +52,41 @@ def named_sizes(text: str) -> dict[str, int]:
 
 
 def coordinate_of(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
-    """Dimension → the place of the process with number `rank` along it."""
+    """Dimension → the coordinate along it of the process with number `rank`."""
     return dict(zip(sizes, map(int, np.unravel_index(rank, tuple(sizes.values()))), strict=True))
 
 
 def process_of(sizes: Mapping[str, int], rank: int, peer: int) -> int:
-    """The number of the process that is rank `peer` of the pipeline of process `rank`."""
+    """The number of the process that has rank `peer` in the pipeline of process `rank`."""
     place = coordinate_of(sizes, rank) | {PIPELINE: peer}
     return int(np.ravel_multi_index([place[name] for name in sizes], tuple(sizes.values())))
 
 
 def beside(sizes: Mapping[str, int], rank: int) -> str:
-    """Where the process is beside its pipeline, such as `tp=1, dp=0`; empty where nothing is beside it."""
+    """The coordinates of a process other than its rank in the pipeline, such as `tp=1, dp=0`; "" where there are none."""
     place = coordinate_of(sizes, rank)
     return ", ".join(f"{name}={place[name]}" for name, size in sizes.items() if name != PIPELINE and size > 1)
 
 
 def named_rank(sizes: Mapping[str, int], rank: int) -> str:
-    """`rank 1`, or in a mesh `rank 1 (tp=0, dp=1)`: the process by its rank in its pipeline."""
+    """The name of a process by its rank in its pipeline: `rank 1`, or in a mesh `rank 1 (tp=0, dp=1)`."""
     where = beside(sizes, rank)
     return f"rank {coordinate_of(sizes, rank)[PIPELINE]}{where and f' ({where})'}"
 
 
 def located(sizes: Mapping[str, int], rank: int, text: str) -> str:
-    """A line that begins with a rank of the pipeline of process `rank`, which now says which pipeline that is."""
+    """A line that begins with a rank of the pipeline of process `rank`, with that pipeline's coordinates added."""
     where = beside(sizes, rank)
     return re.sub(r"^(rank \d+)(?! \()", rf"\1 ({where})", text) if where else text
 
 
 def others_of(sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The dimensions beside pipeline and data along which there is more than one coordinate."""
+    """The dimensions of more than one coordinate that are neither "pp" nor data dimensions."""
     return tuple(name for name, size in sizes.items() if name not in (PIPELINE, *DATA) and size > 1)
 
 
 def made_mesh(sizes: Mapping[str, int], limit: timedelta, kind: str = "cpu") -> DeviceMesh:
-    """torch's mesh over all processes. limit: that its groups may wait. kind: of devices. All processes call this."""
+    """torch's mesh over all processes. limit: the timeout of its groups. kind: of devices. All processes call this."""
     world = torch.arange(math.prod(sizes.values())).view(*sizes.values())
     place, groups = tuple(coordinate_of(sizes, dist.get_rank()).values()), []
     for i in range(world.dim()):
@@ -101,10 +101,11 @@ Parallelize = Callable[[nn.Module, DeviceMesh], nn.Module | None]
 
 @dataclass(frozen=True, eq=False)
 class PipelineMesh:
-    """A rank's place in a mesh. Each coordinate beside "pp" runs the same schedule; messages go between equal coordinates.
-    whole: torch's mesh. data: the dimensions along which the batch is divided; others: those along which it is the same
-    ("tp", "cp", …); both in the mesh's order. group: the ranks along "pp", this rank's pipeline. place: the number of this
-    rank among the `places` coordinates along `data`, whose process group is `replicas` (None where there is one place)."""
+    """A rank's place in a mesh. Each coordinate along other dimensions than "pp" has a pipeline of its own, with the same
+    schedule. whole: torch's mesh. data: the dimensions along which the batch is divided; others: those along which all ranks
+    get the same batch ("tp", "cp", …); both in the mesh's order. group: the ranks along "pp", which are this rank's
+    pipeline.
+    place: this rank's number among the `places` coordinates along `data`, whose process group is `replicas` (None if 1)."""
 
     whole: DeviceMesh
     data: tuple[str, ...]
@@ -114,8 +115,8 @@ class PipelineMesh:
 
     @classmethod
     def of(cls, mesh: DeviceMesh, data: Sequence[str] | None = None) -> PipelineMesh:
-        """The place of this rank. data: names of dimensions; None: those of `DATA` that there are. All ranks of the mesh
-        call this. Raises BadInput for a mesh without this rank or without "pp", and for names that it lacks."""
+        """This rank's place. data: names of dimensions; None: those in `DATA` that the mesh has. All ranks of the mesh call
+        this. Raises BadInput for a mesh without this rank or without "pp", and for unknown names."""
         names = _checked(mesh)
         for name in data or ():
             if name not in names or name == PIPELINE:
@@ -126,35 +127,36 @@ class PipelineMesh:
 
     @property
     def place(self) -> int:
-        """The number of this rank's part of the batch."""
+        """Which part of the batch this rank gets."""
         return 0 if self.replicas is None else dist.get_rank(self.replicas)
 
     @property
     def places(self) -> int:
-        """Into how many parts the batch is divided."""
+        """The number of parts into which the batch is divided."""
         return self.size(self.data)
 
     @cached_property
     def beside(self) -> Any:
-        """The process group of the ranks with the same coordinate along "pp"; None where there is one. All of them ask
+        """The process group of the ranks with the same coordinate along "pp"; None if that is one rank. All of them must ask
         for it together."""
         return group_along(self.whole, (*self.data, *self.others))
 
     @cached_property
     def everyone(self) -> Any:
-        """The process group of all ranks of the mesh, which all ask for it together."""
+        """The process group of all ranks of the mesh, which must all ask for it together."""
         names = _checked(self.whole)
         return self.group if self.size(names) == dist.get_world_size(self.group) else group_along(self.whole, names)
 
     @property
     def number(self) -> int:
-        """This rank's among all ranks of the mesh."""
+        """This rank's number in the mesh."""
         ranks: list[int] = self.whole.mesh.reshape(-1).tolist()
         return ranks.index(dist.get_rank())
 
     def counts(self, tensor: Any) -> bool:
-        """Is this the first of the ranks that hold the same part of `tensor`? A plain tensor is the same along all
-        dimensions but "pp"; a DTensor is on those dimensions of its own mesh where it is replicated, and on the others."""
+        """Is this the first rank that holds this part of `tensor`? A plain tensor is the same along all dimensions but "pp".
+        A DTensor is the same along those of its own mesh where it is replicated, and along dimensions outside of its
+        mesh."""
         own = tensor.device_mesh if is_dtensor(tensor) else None
         on = set() if own is None else set(own.mesh.reshape(-1).tolist())
         for name in (*self.data, *self.others):
@@ -170,7 +172,7 @@ class PipelineMesh:
         return dict(zip(_checked(self.whole), self.whole.shape, strict=True))
 
     def size(self, names: Iterable[str]) -> int:
-        """How many coordinates there are along these dimensions."""
+        """The number of coordinates along these dimensions together."""
         return math.prod(self.sizes[name] for name in names)
 
     @property
@@ -180,14 +182,14 @@ class PipelineMesh:
 
     @property
     def coordinate(self) -> str:
-        """Where this rank is beside its pipeline, such as `tp=1, dp=0`; empty where nothing is beside it."""
+        """This rank's coordinates other than its rank in the pipeline, such as `tp=1, dp=0`; "" where there are none."""
         return beside(self.sizes, self.number)
 
 
 def pipeline_mesh(
     mesh: DeviceMesh | None, data: Sequence[str] | None, groups: Sequence[Any], device: torch.device
 ) -> PipelineMesh | None:
-    """The place in a mesh, where one is given. groups: process groups that are given beside it. Raises BadInput."""
+    """This rank's place in a mesh, if there is one. groups: process groups given in addition. Raises BadInput."""
     if mesh is None:
         if data is not None:
             raise BadInput("Pipeline: data names dimensions of a mesh: give mesh too")
@@ -202,14 +204,14 @@ def pipeline_mesh(
 
 
 def ranks_along(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:
-    """The ranks whose coordinates differ from this rank's along `names` alone, those of the outermost dimension slowest."""
+    """The ranks whose coordinates differ from this rank's along `names` alone; the outermost dimension changes slowest."""
     known = _checked(mesh)
     place: Any = tuple(slice(None) if name in names else mesh.get_local_rank(name) for name in known)
     return mesh.mesh[place].reshape(-1).tolist()
 
 
 def group_along(mesh: DeviceMesh, names: Sequence[str]) -> Any:
-    """The process group of `ranks_along`; None where that is one rank. All of them call this."""
+    """The process group of `ranks_along`; None if that is one rank. All of them call this."""
     ranks = ranks_along(mesh, names)
     if len(ranks) == 1:
         return None
@@ -242,9 +244,9 @@ def parallelized(
     mesh: PipelineMesh,
     parallelize: Parallelize,
 ) -> dict[int, nn.Module]:
-    """This rank's layers by number after `parallelize(stage, mesh)` has had each stage. stages: stage → its layers' numbers.
-    names: of the layers in the whole model. Raises BadInput naming the stage where the function raises, or gives a module
-    without the stage's layers."""
+    """This rank's layers by number after `parallelize(stage, mesh)` was called with each stage. stages: stage → numbers of
+    its layers. names: of the layers in the whole model. Raises BadInput naming the stage where the function raises, or
+    returns a module without the stage's layers."""
     parallel = dict(layers)
     for stage, numbers in stages.items():
         module: nn.Module = nn.Sequential(OrderedDict((names[i], parallel[i]) for i in numbers))

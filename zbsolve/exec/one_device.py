@@ -1,5 +1,5 @@
 """All ranks of a schedule in one process on the CPU: their passes run one after the other, in the order of the predicted
-timeline. A message is a copy, as over a link. The order and the numbers are real, but nothing overlaps."""
+timeline. A message is a copy, as over a link. Order and numbers are real, but nothing runs in parallel."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from .base.part import Hooks, RankState, sum_of
 from .base.program import Action, Message
 from .base.values import copied, tensors_of
 from .choices import Row
+from .connecting import Whole
 from .feed import moved, step_seed
 from .graphs.auto import decisions_of, parts_by_name
 from .handlers import passes_where
@@ -33,35 +34,35 @@ from .own import stages_of
 from .reports import MeasuredStep, Table
 from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
-from .slices.stage import Slices, check_sliced, sliced_loss
+from .slices.stage import Slices, sliced_loss
 from .step_view import StepView
 from .transport.wires import ALONE, CPU
-from .vocabulary.parts import WholeVocabulary
 from .work import WorkBeside
 
 
 @dataclass(frozen=True)
 class Ran(MeasuredStep):
-    """One step. memory: each rank's, where it was asked for."""
+    """One step. memory: of each rank, if requested."""
 
     memory: tuple[Memory, ...]
 
 
 class DeviceCopies:
-    """Messages between the ranks of one device, a copy each. meters: one a rank, or none; a copy counts where it goes to.
-    waiting: copies that nobody took yet, and when they were made, monotonic ns."""
+    """Messages between the ranks of one device, each a copy. meters: one for each rank, or none; a copy counts on its
+    receiver.
+    waiting: copies that are not taken yet, and when they were made, monotonic ns."""
 
     def __init__(self) -> None:
         self.meters: Sequence[LiveBytes] = ()
         self.waiting: dict[Message, tuple[Any, int]] = {}
 
     def post(self, message: Message) -> None:
-        """There is nothing to do ahead."""
+        """Nothing to do: `send` makes the copy."""
 
     receive = gone = post
 
     def here(self, message: Message) -> bool:
-        """It is: ranks take turns."""
+        """Always: ranks take turns, in an order that keeps every edge."""
         return True
 
     def send(self, message: Message, value: Any) -> None:
@@ -73,18 +74,18 @@ class DeviceCopies:
                 self.meters[message.destination].add(copy)
 
     def take(self, message: Message) -> tuple[Any, int]:
-        """The copy, and when it was there."""
+        """The copy, and when it was made."""
         return self.waiting.pop(message)
 
 
 class OneDevice:
-    """The stages of all ranks, and the one program that a schedule makes of them. model: builds layers by their numbers;
-    every rank gets its own, with the same parameters where it has the same layers. hooks: one a rank. split: see
-    `Pipeline`; what is traced and measured is shared by all ranks. order: the passes of all ranks in the order in which they
-    run. The gradient of the mean loss is added to `.grad` of parameters. Raises BadInput where something does not fit."""
+    """The stages of all ranks, and one order of all their passes. model: builds layers by number; every rank gets its own,
+    which share their parameters with the same layers of other ranks. hooks: one for each rank. split: see `Pipeline`; ranks
+    share its traces and measurements. order: (rank, pass) in the order in which they run. `step` adds the gradient of the
+    mean loss to `.grad` of parameters. Raises BadInput where an argument does not fit."""
 
-    rank, place, wires, mesh = 0, 0, ALONE, None  # a job and its check see a pipeline of one rank
-    vocabulary = WholeVocabulary(None, (), None, CPU)
+    rank, place, wires, mesh = 0, 0, ALONE, None  # for jobs and checks it is a pipeline of one rank
+    whole = Whole()
 
     def __init__(
         self, model: Model, schedule: Schedule, *, seed: int = 0, hooks: Sequence[Hooks] = (), split: str = "layers"
@@ -107,9 +108,8 @@ class OneDevice:
         self.copies = DeviceCopies()
         self.parts: list[dict[int, nn.Module]] = []
         self.interpreters: list[Interpreter] = []
-        check_sliced(problem, split)
         self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
-        parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss)
+        parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss, split)
         programs, names = lower(self.view, training=not forwards_alone(problem)), dict[int, Any]()
         for program in programs:
             made = build(model.build, layer_numbers(self.counts, program.stages), self.device)
@@ -135,7 +135,7 @@ class OneDevice:
         self.order, self.table = _in_order(schedule, self.interpreters), Table.of(schedule, programs, emulated=False)
 
     def wait_gradients(self) -> None:
-        """They are there."""
+        """Nothing to wait for."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of all ranks, each once."""
@@ -147,7 +147,7 @@ class OneDevice:
         return decisions_of(stage for interpreter in self.interpreters for stage in interpreter.state.stages.values())
 
     def step(self, inputs: Mapping[int, Any], targets: Mapping[int, Any], *, memory: bool = False) -> Ran:
-        """Forward and backward of one batch: microbatch → pytree of tensors. memory: count bytes. Raises RunFailed."""
+        """Forward and backward of one batch: microbatch → pytree of tensors. memory: measure it. Raises RunFailed."""
         inputs, targets = (
             self.cutting.parts({m: moved(x, self.device) for m, x in batch.items()}, what)
             for batch, what in ((inputs, "inputs"), (targets, "targets"))
@@ -179,8 +179,8 @@ class OneDevice:
 
 
 def _share(parts: Sequence[Mapping[int, nn.Module]], tied: Iterable[Sequence[Place]]) -> None:
-    """Ranks that hold the same parameter hold one: here they have one memory. parts: of each rank, by number of layers. The
-    first rank with a parameter gives its values, or the first place of a group that is tied."""
+    """Let ranks that hold the same parameter share one object. parts: of each rank, layers by number. The value is that of
+    the first rank with the parameter, or of the first place of a tied group."""
     known: dict[Place, nn.Parameter] = {}
     for own in parts:
         for i, layer in own.items():
@@ -193,7 +193,7 @@ def _share(parts: Sequence[Mapping[int, nn.Module]], tied: Iterable[Sequence[Pla
 
 
 def _in_order(schedule: Schedule, interpreters: Sequence[Interpreter]) -> list[tuple[int, Action]]:
-    """The passes of all ranks in one order that keeps every rank's and every edge: that of the predicted timeline."""
+    """The passes of all ranks in the order of the predicted timeline, which keeps every rank's order and every edge."""
     timeline, index = schedule.timeline(), schedule.problem.index
     turn = timeline.turn if timeline.turn is not None else np.arange(len(index))
     rows = {name: (int(timeline.start[i]), int(turn[i])) for name, i in index.items()}

@@ -1,4 +1,4 @@
-"""What one rank makes by itself of a schedule and a model, before ranks connect."""
+"""What one rank builds by itself from a schedule and a model, before ranks connect."""
 
 from __future__ import annotations
 
@@ -14,27 +14,25 @@ from .backward.layer_split import Loss
 from .backward.stage import Stage
 from .connecting import Given, Own
 from .graphs.auto import Parts, parts_by_name
+from .handlers import BESIDE, MAKE, SPREAD
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers, listed, materialise
 from .lowering import lower
 from .mesh import parallelized
 from .sides import reading
-from .slices.stage import check_sliced, sliced_loss
 from .step_view import StepView
 from .transport.wires import Wires
-from .vocabulary.parts import sharded_layers, with_shard
 from .waits import circle
 
-MOST_NAMED = 6  # of what waits for each other
+MOST_NAMED = 6  # of the waits in a circle
 
 
 def own_part(view: StepView, wires: Wires, given: Given) -> Own:
-    """This rank's part. Raises BadInput where the schedule, the model and the process group do not fit each other."""
+    """Build this rank's part. Raises BadInput where the schedule, the model and the process group do not fit together."""
     problem, whole = view.step, listed(given.layers)
     counts = layer_counts(problem, None if whole is None else len(whole))
     programs = lower(view, training=not forwards_alone(problem))
     if given.device.type == "cuda" and view.part is None and (waits := circle(programs)):
         raise BadInput(f"schedule: on GPUs its ranks would wait for each other: {'; '.join(waits[:MOST_NAMED])}")
-    check_sliced(problem, given.split)
     if wires.size != problem.ranks:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
     if given.parallelize is not None and given.mesh is None:
@@ -43,13 +41,13 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
         raise BadInput(f"the schedule is the part of rank {view.ranks[0]}, and this is rank {wires.rank}")
     program, tied = programs[view.ranks.index(wires.rank)], given.tied
     numbers, names = layer_numbers(counts, program.stages), [str(i) for i in range(sum(counts))]
-    beside = sharded_layers(problem, sum(counts))  # every rank has a shard of these
+    beside = sorted({i for needed in BESIDE for i in needed(problem, sum(counts))})
     if whole is None:
         layers = build(given.layers, sorted({*numbers, *beside}), given.device)  # type: ignore[arg-type]
     else:
         names, parts = list(whole), list(whole.values())
         tied += ties(enumerate(parts))
-        # Copies of those that are not the rank's own, or have no memory yet: a model that somebody holds stays as it is.
+        # Layers that other ranks own, or that have no memory yet, are copied: the caller's model stays as it is.
         copied = {i: parts[i] for i in beside if i not in numbers or any(p.is_meta for p in parts[i].parameters())}
         kept = {i: parts[i] for i in numbers} | deepcopy(copied)
         layers = materialise(kept, given.device, given.init, given.seed, tied)
@@ -58,14 +56,16 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
         raise BadInput(f"Pipeline: rank {wires.rank} has the last stage, and needs a loss")
     program = reading(program, {s: [layers[i] for i in layer_numbers(counts, [s])] for s in program.stages})
     module = nn.ModuleDict({names[i]: layers[i] for i in numbers})
-    loss = sliced_loss(problem, given.loss)
-    return with_shard(Own(view, programs, program, counts, layers, module, tied, names, loss), given)
+    own = Own(view, programs, program, counts, layers, module, tied, names, given.loss)
+    for make in MAKE:
+        own = make(own, given)
+    return own
 
 
 def parallel_part(own: Own, given: Given) -> Own:
-    """The part after a person's function has spread its stages over the mesh. Raises BadInput naming the stage."""
-    if given.parallelize is None or given.mesh is None:
-        return own
+    """This rank's part after `parallelize` was called for each of its stages. Raises BadInput naming the stage."""
+    assert given.parallelize is not None
+    assert given.mesh is not None
     stages = {s: layer_numbers(own.counts, [s]) for s in own.program.stages}
     names = {i: own.names[i] for i in own.layers}
     try:
@@ -73,7 +73,10 @@ def parallel_part(own: Own, given: Given) -> Own:
     except BadInput as error:
         raise BadInput(f"rank {own.program.rank}, {error}") from error
     module = nn.ModuleDict(dict(own.module.items()) | {names[i]: layer for i, layer in layers.items()})
-    return replace(own, layers=layers, module=module)
+    own = replace(own, layers=layers, module=module)
+    for spread in SPREAD:
+        own = spread(own, given)
+    return own
 
 
 def own_stages(own: Own, given: Given) -> dict[int, Stage]:
@@ -93,8 +96,9 @@ def stages_of(
     microbatches: int,
     parts: Parts,
 ) -> dict[int, Stage]:
-    """One rank's stages of these layers; the last of all stages gets the loss. counts: layers of each stage; again: how many
-    of them a recompute makes again, () or 0: all. microbatches: whose mean gradient is made. parts: how layers are split."""
+    """One rank's stages of these layers; the last stage of the model gets the loss. counts: layers of each stage; again: how
+    many of them a recompute runs again, () or 0: all. microbatches: over how many the gradient is averaged. parts: how to
+    split."""
     made = {}
     for s in stages:
         own, first, last = [layers[i] for i in layer_numbers(counts, [s])], sum(counts[:s]), s == len(counts) - 1

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -40,14 +39,11 @@ from .mesh import Parallelize, pipeline_mesh
 from .own import own_part, parallel_part
 from .rank import StepResult
 from .reports import gathered, put_together, trace_of
-from .sharding.rank import with_sharded
 from .slack import Slack, check_slack
 from .slices.cutting import Counting, Cutting
 from .step_view import StepView
 from .transport.peers import Peers, agreed, shared_cells, together
 from .transport.wires import Wires
-from .updates import check_updates
-from .vocabulary.parts import Shard, WholeVocabulary
 
 
 def _check_device(device: torch.device, emulate: Times | None, split: str, capture: bool) -> None:
@@ -140,44 +136,42 @@ class Pipeline:
         self.mesh = pipeline_mesh(mesh, data, (group, replicas), self.device)
         if self.mesh is not None:
             group, replicas = self.mesh.group, self.mesh.replicas
-        self.group, self.replicas, self.wires = group, replicas, Wires.of(group, self.device)
+        self.wires, self.replicas = Wires.of(group, self.device), replicas
+        self.group = group = default_group() if group is None else group
         self.rank, self.peers, self.hooks = self.wires.rank, Peers(self.wires, timeout), hooks or Hooks()
         self.hooks.watch |= watch
         self.split = split
         slack, split = split.endswith(SLACK), split.removesuffix(SLACK)
-        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, split, self.mesh, parallelize, work, slack)
-        own = self._own_part(given, group, replicas)
+        how = split, self.mesh, parallelize, work, slack, group, replicas
+        given = Given(layers, loss, tuple(tied), init, update, self.device, seed, *how)
+        own = self._own_part(given)
         self.programs, self.program, self.counts = own.programs, own.program, own.counts
-        self.layers, self.module = own.layers, own.module
-        self.vocabulary = WholeVocabulary(own.made.get(Shard), own.names, group, self.device)
+        self.layers, self.module, self.whole = own.layers, own.module, own.whole
         self.inputs, self.targets = own.program.inputs, own.program.targets
         self.microbatches = range(self.view.microbatches)
         self.cutting, self.counting = Cutting.of(self.view.step), Counting.of(loss)
         homes = self.view.step.stage_ranks  # shards of a vocabulary follow the model's stages; they have no layers
         self.owners = [ranks for ranks, n in zip(homes, own.counts, strict=False) for _ in range(n)]
-        self._connect(own, given, group, replicas, emulate)
+        self._connect(own, given, emulate)
         if capture:
             self._runner.capture()
         places = [part.place for part in self.parts if part.place is not None]
         self.alone, self._clip_watch = self.wires.size == 1 and not places, gradients.ParameterWatch(self.wires.rank)
         self.place: int = self.mesh.place if self.mesh is not None else [*places, 0][0]
 
-    def _own_part(self, given: Given, group: Any, replicas: Any) -> Own:
-        """Build this rank's part of the model, shard it and parallelize it, once all ranks have agreed on the schedule."""
+    def _own_part(self, given: Given) -> Own:
+        """Build this rank's part of the model and parallelize it, once all ranks have agreed on the schedule."""
         with agreed(self.wires, "schedule", self.view.content):
             own = own_part(self.view, self.wires, given)
-            check_updates(self.view.step, given.update, own.tied, replicas)
-            ranks = dist.get_process_group_ranks(default_group() if group is None else group)
-            own = with_sharded(own, replace(given, parallelize=None), replicas, ranks)
-        if replicas is not None:
+        if given.replicas is not None:
             with self.peers.telling("building"):
-                begin_alike(replicas, own.module, self.view.content)
+                begin_alike(given.replicas, own.module, self.view.content)
         if given.parallelize is not None:
             with together(self.peers, "parallelize"):
-                own = with_sharded(parallel_part(own, given), given, replicas, ranks)
+                own = parallel_part(own, given)
         return own
 
-    def _connect(self, own: Own, given: Given, group: Any, replicas: Any, emulate: Times | None) -> None:
+    def _connect(self, own: Own, given: Given, emulate: Times | None) -> None:
         """Connect to the other ranks, and make the runner of this rank's passes."""
         with self.peers.telling("building"):
             free = None if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0]
@@ -185,7 +179,7 @@ class Pipeline:
             taken = 0 if free is None else free - torch.cuda.mem_get_info(self.device)[0]
             self.communicators = {"count": len(self.peers.wires.pairs), "bytes": taken}
             weakref.finalize(self, self.peers.wires.close)
-            self._runner = connected(own, given, (group, replicas), self.wires, self.peers, self.hooks, emulate)
+            self._runner = connected(own, given, self.wires, self.peers, self.hooks, emulate)
             self.mailbox, state = self._runner.mailbox, self._runner.interpreter.state
             self.mailbox.trained = trained_by_name(self.module)
             self.stages: Mapping[int, Stage] = state.stages

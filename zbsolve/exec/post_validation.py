@@ -1,6 +1,5 @@
-"""Optimizer steps that wait for no other rank: post-validation (arXiv 2401.10241, section 4). A global gradient norm and the
-check for NaN and inf need all ranks. Here a rank steps by what it knows so far, runs into the next step, and there hears the
-rest."""
+"""Optimizer steps that wait for no other rank: post-validation (arXiv 2401.10241, section 4). The global gradient norm and
+the check for NaN and inf need all ranks. Here a rank steps by what it knows, and gets the rest in the next step."""
 
 from __future__ import annotations
 
@@ -25,13 +24,13 @@ from .pipeline import Pipeline
 from .transport.wires import TOTAL, Wires, reason
 from .updates import as_one
 
-NO_LIMIT = timedelta(days=365)  # a thread waits as long as its rank lives; the rank itself does not
+NO_LIMIT = timedelta(days=365)  # for the thread, which ends with its rank; the rank itself has a timeout
 
 
 class NormChain:
-    """One sum over the ranks, such as the squared norm of all gradients; every rank makes one a step. A thread takes the sum
-    of the ranks before this one in `order`, adds this rank's number once that is given, and passes the result on. The last
-    rank sends the whole to all."""
+    """One sum over the ranks, such as the squared norm of all gradients; every rank makes one for each step. A thread
+    receives the sum of the ranks before this one in `order`, adds this rank's number once that is known, and sends the
+    result on. The last rank sends the total to all."""
 
     def __init__(self, wires: Wires, order: Sequence[int]) -> None:
         self._wires, self._order = wires, tuple(order)
@@ -42,15 +41,13 @@ class NormChain:
         Thread(target=self._work, daemon=True).start()
 
     def give(self, number: float) -> float:
-        """This rank's number. Never waits. Returns the sum up to this rank, or the number alone where what the ranks before
-        make is not here yet."""
+        """Set this rank's number. Never waits. Returns the sum up to this rank, or the number alone until that is known."""
         self._mine = number
         self._given.set()
         return number if self._before is None else self._before + number
 
     def wait(self, timeout: float) -> float:
-        """The sum of all, once it is here; added up in `order`, so it has the same bits on every rank. timeout: seconds.
-        Raises LostRank."""
+        """Wait `timeout` seconds for the total, summed in `order`: the same bits on every rank. Raises LostRank."""
         error = self._error if self._done.wait(timeout) else f"nothing for {timeout:g} s"
         if error:
             place = self._order.index(self._wires.rank)
@@ -87,8 +84,8 @@ class NormChain:
 
 @dataclass(frozen=True)
 class Validated:
-    """What became of one step once all ranks' gradients were known. norm: their global 2-norm, every parameter counted once.
-    clipped, skipped: whether it was. amended: this rank had stepped, and took that back."""
+    """The result of one step, once all ranks' gradients were known. norm: their global 2-norm, every parameter counted once.
+    clipped, skipped: was the step? amended: this rank had stepped, and undid that."""
 
     norm: float
     clipped: bool
@@ -100,22 +97,22 @@ class PostValidated(Optimizer):
     """An optimizer of a pipeline's parameters whose step does not wait for the other ranks (arXiv 2401.10241, section 4).
 
     pipeline: every rank of it makes one, right after the pipeline.
-    optimizer: any of torch's whose `step` needs no closure, or a list of them (Muon beside AdamW); None on a rank that
-        trains nothing. Its groups, state and defaults are this one's, so learning rate schedules and gradient scalers take
-        this one in its place. What they change after a step counts from the next step on, also where the step is made anew.
+    optimizer: a torch optimizer whose `step` needs no closure, or a list of them (Muon beside AdamW); None on a rank that
+        trains nothing. This object has its groups, state and defaults, so learning rate schedules and gradient scalers take
+        this one. What they change after a step counts from the next step on, even if the step is repeated.
     max_norm: gradients of a larger global norm are scaled to it, as `torch.nn.utils.clip_grad_norm_` does.
-    skip_nonfinite: no step where any gradient is NaN or inf.
+    skip_nonfinite: skip a step where any gradient is NaN or inf.
 
-    `step` decides by the norm of the ranks that are done before this one in the schedule's time. Where that is too large
-    already, nothing is done yet. Elsewhere the optimizer steps, and keeps a copy of what was before. The next
-    `Pipeline.step` runs its first forwards, up to this rank's first backward, and then waits for the norm of all. Where the
-    step should have been another one, it is undone and made again, and so are the forwards, on every rank. So all steps are
-    bit by bit those of a synchronous clip and step, and without clipping nothing is done twice.
+    `step` decides by the norm of the ranks that end the step before this one, by the schedule's times. If that is too large
+    already, it does nothing yet. Else it steps, and keeps a copy of the state before. The next `Pipeline.step` runs its
+    first forwards, up to this rank's first backward, and then waits for the norm of all ranks. If the step should have been
+    another one, every rank undoes it, makes the right one, and repeats the forwards. So all steps have the bits of a
+    synchronous clip and step, and without clipping nothing is repeated.
 
     Until then parameters are provisional: call `finish` before reading them (`state_dict` of pipeline and optimizer do).
-    Gradients are kept till then too; clear them by `zero_grad` here. Ranks that hold the same parameter wait for each other,
-    for its gradient, and ranks beside each other on a mesh for each other's norm. `last` says what became of the last
-    validated step, `copied_bytes` the bytes of its copies. Raises BadInput.
+    Gradients are kept until then, too; clear them by `zero_grad` here. Ranks that hold the same parameter wait for the sum
+    of its gradients, and ranks with the same place in the pipelines of a mesh for each other's norm. `last` is the result of
+    the last validated step, `copied_bytes` the size of its copies. Raises BadInput.
     """
 
     def __init__(
@@ -135,7 +132,7 @@ class PostValidated(Optimizer):
         if not optimizer:
             if any(p.requires_grad for p in pipeline.parameters()):
                 raise BadInput(f"PostValidated: rank {pipeline.rank} trains parameters, so it needs an optimizer, not None")
-            optimizer = SGD([torch.empty(0)], lr=0.0)  # of no numbers: torch refuses an empty list
+            optimizer = SGD([torch.empty(0)], lr=0.0)  # an empty tensor, as torch refuses an empty list
         optimizer = as_one(optimizer, "PostValidated")
         self.optimizer = optimizer
         self.max_norm, self.skip_nonfinite = max_norm, skip_nonfinite
@@ -144,7 +141,7 @@ class PostValidated(Optimizer):
         self.defaults = optimizer.defaults
         self._share()
         optimizer.register_load_state_dict_post_hook(self._share)
-        self.__setstate__({})  # the hooks that every optimizer has; its own __init__ would make groups and state anew
+        self.__setstate__({})  # makes the hooks of an optimizer; __init__ would replace groups and state
         self._pipeline = pipeline
         timeline, homes = pipeline.schedule.timeline(), pipeline.schedule.problem.passes.rank
         ends = [int(timeline.end[homes == rank].max(initial=0)) for rank in range(pipeline.wires.size)]
@@ -157,12 +154,11 @@ class PostValidated(Optimizer):
         pipeline.run_ahead(Ahead(Cut.of(pipeline.programs, pipeline.rank), self, pipeline.module))
 
     def _share(self, _: Optimizer | None = None) -> None:
-        """Groups and state are the inner optimizer's; loading makes them anew."""
+        """Use the inner optimizer's groups and state; loading replaces them."""
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """The optimizer's step, which is provisional. It waits for no rank (but see above). Raises RunFailed, and BadInput
-        for a closure."""
+        """Make a provisional step, which waits for no rank, except as the class says. Raises RunFailed, BadInput."""
         if closure is not None:
             raise BadInput("PostValidated: a step with a closure would run the model by itself")
         if self._snapshot is not None:
@@ -180,15 +176,15 @@ class PostValidated(Optimizer):
             self._snapshot.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients as soon as the step is validated."""
+        """Clear the gradients once the step is validated."""
         if self._snapshot is None:
             self._zero(set_to_none)
         else:
             self._clear = set_to_none
 
     def finish(self) -> None:
-        """Wait for all ranks' gradients, and make the last step right. To be called at the end of training, and before
-        parameters are read or evaluated. Every rank has to come to its own `step` for it. Raises RunFailed."""
+        """Wait for all ranks' gradients, and correct the last step if needed. Call it at the end of training, and before
+        parameters are read or evaluated. Every rank must have called `step`. Raises RunFailed."""
         if self._snapshot is not None:
             self._validate(self._snapshot)
             with self._pipeline.peers.telling("the optimizer's step"):
@@ -210,13 +206,13 @@ class PostValidated(Optimizer):
         self.optimizer.add_param_group(group)
 
     def begin(self) -> bool:
-        """A step of the pipeline begins. Is a step of the optimizer to be validated in it, or was the last one wrong?"""
+        """A step of the pipeline begins. Must the optimizer's last update be validated in it, or is it known to be wrong?"""
         if self._snapshot is None and self._chain is None:
             self._chain = NormChain(self._pipeline.wires, self._order)
         return self._snapshot is not None or self._again
 
     def stands(self) -> bool:
-        """The validation, inside the next step: did the first forwards run with the right parameters, on every rank?"""
+        """Validate, inside the next step: did the first forwards run with the right parameters, on every rank?"""
         if self._snapshot is not None:
             self._validate(self._snapshot)
             self.begin()
@@ -244,13 +240,13 @@ class PostValidated(Optimizer):
             self._clear = None
 
     def _stands(self, norm2: float) -> bool:
-        """Is a plain step right where the squared norm is this? If not for a part of the ranks, then not for all."""
+        """Is a plain step right with this squared norm? If it is wrong for some of the ranks, it is for all."""
         if self.skip_nonfinite and not math.isfinite(norm2):
             return False
         return self.max_norm is None or self._scale(norm2) == 1
 
     def _scale(self, norm2: float) -> float:
-        """What gradients of this squared norm are multiplied by."""
+        """The factor that clips gradients of this squared norm."""
         assert self.max_norm is not None
         return clip_factor(math.sqrt(norm2), self.max_norm)
 
@@ -266,7 +262,7 @@ class PostValidated(Optimizer):
 
 
 class OptimizerSnapshot:
-    """An optimizer as it was before a step: its hyperparameters, and after `keep` its parameters and state."""
+    """An optimizer as it was before a step: its hyperparameters and, after `keep`, its parameters and state."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -276,25 +272,25 @@ class OptimizerSnapshot:
         self._state: list[Any] | None = None
 
     def keep(self) -> int:
-        """Copy parameters and state. Bytes of the copies: with Adam three times the parameters, with plain SGD once."""
+        """Copy parameters and state. Returns the bytes: with Adam three times the parameters, with plain SGD once."""
         optimizer = self._optimizer
         self._parameters = {p: p.detach().clone() for group in optimizer.param_groups for p in group["params"]}
         self._keys = list(optimizer.state)
-        # Parameters that the state refers to stay themselves. What shares memory shares it in the copy too.
+        # In the copy, the state refers to the same parameters, and tensors that shared memory still share it.
         same = {id(p): p for p in self._parameters}
         self._state = copy.deepcopy([optimizer.state[key] for key in self._keys], same)
         tensors = [leaf for leaf in tree_leaves(self._state) if isinstance(leaf, Tensor)]
         return sum(t.nbytes for t in (*self._parameters.values(), *tensors))
 
     def step(self) -> None:
-        """Make the optimizer's step. Hyperparameters that differ from now on were changed by somebody else."""
+        """Make the optimizer's step. Later changes of hyperparameters are the user's."""
         self._optimizer.step()
         self._left = _hyperparameters(self._optimizer)
 
     @torch.no_grad()
     def amend(self, again: bool) -> None:
-        """Undo the step, if it was made. again: step again, by the hyperparameters of that time; those that were changed
-        since (by a learning rate schedule) come back afterwards. To be called once: the copies become the state."""
+        """Undo the step, if it was made. again: step once more, with the hyperparameters of then; changes since (by a
+        learning rate schedule) are restored afterwards. Call it once: the copies become the state."""
         optimizer = self._optimizer
         if self._state is not None:
             for parameter, values in self._parameters.items():

@@ -35,7 +35,7 @@ from .transport.peers import Peers
 
 @dataclass(frozen=True)
 class StepResult:
-    """One training step. memory: of this rank, where that was asked for. seen: the reports of all ranks."""
+    """One training step. memory: of this rank, if requested. seen: the reports of all ranks."""
 
     seen: StepReport = field(repr=False)
     memory: Memory | None
@@ -54,8 +54,7 @@ class StepResult:
 @dataclass(eq=False)
 class RankRunner:
     """Runs the steps of one rank. ahead: begins steps before the optimizer's last update is validated, if set. gpu: the
-    rank's device, where that is a GPU; captures: its CUDA graphs, where steps are captured. last: the report of the
-    last step."""
+    device, if a GPU; captures: its CUDA graphs, if steps are captured. last: the report of the last step."""
 
     module: nn.Module
     peers: Peers

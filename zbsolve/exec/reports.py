@@ -1,4 +1,4 @@
-"""What each rank saw → one timeline a step, one trace a run; or numbers, where no process knows all passes."""
+"""From the reports of all ranks to timelines of steps and a trace, or for very long steps only to numbers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ RUN_KIND = "run"  # of the document with the numbers of a run
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step. columns: start, end, ready and host time of every pass, µs since the first rank began, in the problem's table
-    order; shape (passes,) each. loss: the mean of the microbatches' losses."""
+    """A measured step. columns: start, end, ready time and host time of every pass, µs since the first rank began, in the
+    order of the problem's table; shape (passes,) each. loss: the mean of the microbatches' losses."""
 
     timeline: Timeline
     columns: tuple[Floats, Floats, Floats, Floats] = field(repr=False)
@@ -44,9 +44,9 @@ class MeasuredStep:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Where what ranks report belongs in a schedule's table of passes. rows, goes_on: of each rank's passes in the order of
-    its program. emulated: devices are, and say by themselves when a collective started. gpu: times are a GPU's, and
-    launching takes others. Without rows ranks tell their losses alone."""
+    """Maps ranks' reports to a schedule's table of passes. rows, goes_on: for each rank, the rows of its passes in program
+    order, and whether it goes on beside their work. emulated: devices are, and report the start of collectives themselves.
+    gpu: times are a GPU's, and a column has the times of launching. Without rows, ranks report their losses alone."""
 
     schedule: Schedule
     rows: Sequence[Ints]
@@ -56,7 +56,7 @@ class Table:
 
     @classmethod
     def of(cls, schedule: Schedule, programs: Sequence[Program], emulated: bool, gpu: bool = False) -> Table:
-        """That of these programs' passes."""
+        """The table for the passes of these programs."""
         index = schedule.problem.index
         rows = [np.array([index[action.name] for action in p.actions], np.int64) for p in programs]
         goes_on = [np.array([action.goes_on for action in p.actions], bool) for p in programs]
@@ -64,7 +64,7 @@ class Table:
 
     @property
     def width(self) -> int:
-        """Numbers that a rank's report has at least."""
+        """How many numbers a rank's report has at least."""
         return HEAD_WORDS + 4 * max(map(len, self.rows), default=0)
 
     def words(self, record: Record, loss: torch.Tensor | None, offset: int = 0) -> Ints:
@@ -83,7 +83,7 @@ class Table:
         return words
 
     def columns(self, words: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-        """`StepReport.columns` of what all ranks reported, shape (ranks, width)."""
+        """`StepReport.columns` from the reports of all ranks, shape (ranks, width)."""
         problem = self.schedule.problem
         start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
         joined, only_time = passes_where(problem, "ends_with_step"), passes_where(problem, "only_time")
@@ -96,19 +96,19 @@ class Table:
                 column[rows] = (words[rank, HEAD_WORDS + i * n : HEAD_WORDS + (i + 1) * n] - zero) / 1000
             waited = words[rank, HEAD_WORDS + 3 * n : HEAD_WORDS + 4 * n] / 1000
             if self.gpu:
-                host[rows] = waited  # of the host's time alone, beside the device's
+                host[rows] = waited  # the host's time of launching, beside the device
                 continue
             left = np.where(self.goes_on[rank], start[rows], end[rows])  # when this rank went on
-            # The others may be recorded while the rank did something else.
+            # These three kinds may be recorded while the rank ran something else.
             ran = np.flatnonzero(~(only_time | joins | joined)[rows])
             ran = ran[np.argsort(start[rows][ran], kind="stable")]  # a W may have run before its turn
             host[rows[ran]] = start[rows[ran]] - np.append(began[rank], left[ran][:-1]) - waited[ran]
-        for stage in np.unique(problem.passes.stage[joined]):  # they begin when the last of their ranks joins
+        for stage in np.unique(problem.passes.stage[joined]):  # a sum begins when its last rank joins
             rows = np.flatnonzero(joined & (problem.passes.stage == stage))
             start[rows] = start[rows].max()
         ready = np.maximum(arrived, began[problem.passes.rank])
         before, after = problem.edges.before, problem.edges.after
-        together = joins[after] & (not self.emulated)  # it begins when all is there that goes into it
+        together = joins[after] & (not self.emulated)  # a collective begins when all of its inputs are ready
         np.maximum.at(start, after[together], end[before[together]])
         end = np.maximum(start, end)
         here = problem.passes.rank[before] == problem.passes.rank[after]
@@ -119,9 +119,9 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Reports:
-    """Sends every rank's times and losses to all ranks, after each step and while the next one runs. Of a step that is seen
-    a rank at a time the heads alone: all columns are as many as the whole step's passes. table: of the view's passes.
-    offset: ns that this rank's clock is ahead of rank 0's."""
+    """Sends every rank's times and losses to all ranks after each step, while the next one runs. In very long steps, where a
+    rank knows its own passes alone, only losses and the first and last times are sent. table: of the view's passes. offset:
+    ns by which this rank's clock is ahead of rank 0's."""
 
     view: StepView
     table: Table
@@ -129,30 +129,29 @@ class Reports:
     offset: int
 
     def of(self, view: StepView, programs: Sequence[Program]) -> Reports:
-        """The same for another order."""
+        """The reports for another order of the same passes."""
         return replace(self, view=view, table=Table.of(view.schedule, programs, self.table.emulated, self.table.gpu))
 
     @cached_property
     def width(self) -> int:
-        """Numbers that each rank sends to all."""
+        """How many numbers each rank sends."""
         return HEAD_WORDS if self.view.part else self.table.width
 
     def start(self, record: Record, loss: torch.Tensor | None) -> StepReport:
-        """Hand over one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
+        """Start to report one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
         words = self.table.words(record, loss, self.offset)
         return StepReport(self, *self.peers.wires.gather(torch.from_numpy(words[: self.width])), words)
 
 
 class StepReport:
-    """One step as all ranks saw it. It is complete after `wait`; all else waits for it. mine: what this rank reported, its
-    head and its columns."""
+    """The reports of all ranks on one step, complete after `wait`, which everything else calls. mine: this rank's."""
 
     def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: Ints) -> None:
         self._reports, self._work, self._everything, self.mine = reports, work, everything, mine
         self.table = reports.table
 
     def wait(self) -> None:
-        """Wait until every rank's part is here. Raises RunFailed where a rank failed."""
+        """Wait until all ranks' reports have arrived. Raises RunFailed where a rank has failed."""
         if self._work is not None:
             self._reports.peers.wait(self._work, "end of the step")
             self._work = None
@@ -192,7 +191,7 @@ class StepReport:
 
 
 def gathered(wires: Wires, body: bytes) -> list[bytes]:
-    """What all ranks say, on rank 0; nothing on the others. All ranks call this. Raises LostRank."""
+    """The bodies of all ranks, on rank 0; nothing on the others. All ranks call this. Raises LostRank."""
     if wires.rank:
         send_bytes(wires, body, 0)
         return []
@@ -200,8 +199,8 @@ def gathered(wires: Wires, body: bytes) -> list[bytes]:
 
 
 def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None) -> list[MeasuredStep]:
-    """Steps of which each rank knows its own part, on rank 0 where it has the schedule of the whole step; nothing on other
-    ranks. All ranks call this. Raises LostRank."""
+    """Steps from reports of which each rank knows its own, on rank 0, which has the schedule of the whole step; nothing on
+    other ranks. All ranks call this. Raises LostRank."""
     bodies = gathered(wires, np.stack([step.mine for step in steps]).tobytes())
     losses = [step.loss for step in steps]
     if not bodies or schedule is None:
@@ -221,8 +220,7 @@ def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule |
 def trace_of(
     schedule: Schedule, steps: Sequence[MeasuredStep | StepReport], memory: Sequence[Memory], facts: dict[str, Any]
 ) -> Trace:
-    """A trace of these steps, the first of which ran `schedule`, by whose problem all are. memory: of each rank, from one
-    step like them; (): it was not counted."""
+    """A trace of these steps; the first of them ran `schedule`. memory: of each rank, from one such step, or ()."""
     trace = Trace(
         schedule.problem,
         dict(schedule.order),
@@ -254,7 +252,7 @@ def trace_of(
 
 @dataclass(frozen=True)
 class RunNumbers:
-    """Numbers of the steps of a run. makespan, span: of the step whose value is the median, µs. steps: how many there are.
+    """The results of a run without a trace. makespan, span: of the step with the median value, µs. steps: their number.
     losses: the mean loss of each step. peaks: the most activation bytes that each rank held. facts: as `Trace.facts`, here
     also `windows` and `predicted_windows`: when each rank's first pass started and its last one ended in that step, µs."""
 
@@ -267,23 +265,22 @@ class RunNumbers:
 
     @classmethod
     def of(cls, trace: Trace) -> RunNumbers:
-        """Those of a trace."""
+        """The results of a trace."""
         step = trace.median()
         return cls(step.makespan, step.span, len(trace.steps), tuple(trace.losses), trace.peaks[0], trace.facts)
 
     def save(self, path: Path) -> None:
-        """Write them to a file, whole or not at all."""
+        """Write the results to a file, whole or not at all."""
         write_document(path, RUN_KIND, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> RunNumbers:
-        """What `save` wrote."""
+        """Read what `save` wrote."""
         return read_document(path, RUN_KIND, cls)
 
 
 def run_numbers(pipeline: Any, results: Sequence[Any], memory: Memory, facts: dict[str, Any]) -> RunNumbers | None:
-    """Those of these steps on rank 0, None on the others; every rank calls it, with its own part of the step and its own
-    `memory`."""
+    """These numbers on rank 0, None on the others. Every rank calls it, with its part of the step and its `memory`."""
     part = pipeline.view.part
     assert part is not None
     own = {"peak": memory.peak, "predicted": memory.predicted_peak, "most": memory.most, "window": part.window}

@@ -1,7 +1,7 @@
-"""Side inputs while a rank runs: what a layer gives beside its output goes once to each rank that takes it, and stays there
-until its last user. Gradients are summed there and go back once (see `models.sides`, `build.sides`).
+"""Side inputs while a rank runs. What a layer gives beside its output is sent once to each rank that takes it, and stays
+there until its last use; its gradients are summed there and sent back once (see `models.sides`, `build.sides`).
 
-Ranks tell each other what their layers give and take when they connect. Messages are those of the schedule's edges.
+When ranks connect, they exchange what their layers give and take. Messages are those on the schedule's edges.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ NOT_WITH = (OFFLOAD, VOCABULARY, ATTENTION, ALL_TO_ALL, SLICES)
 
 class SideValues:
     """Side inputs of the stages of one process and their gradients, by name and microbatch. stages: by number (see
-    `backward.stage`). Values stay until somebody takes them out."""
+    `backward.stage`). Values stay until they are removed."""
 
     def __init__(self, stages: Mapping[int, Any]) -> None:
         self.names = {number: outer_names(stage.layers) for number, stage in stages.items()}
         self.last = {number for number, stage in stages.items() if stage.loss is not None}
-        # A pass that a graph replays (see `profiler.timing`) has no layers.
+        # A pass whose graph is replayed (see `profiler.timing`) has no layers.
         self._begun = {number for number, stage in stages.items() if any(names_of(part).begins for part in stage.layers[:1])}
         self.values: dict[tuple[str, int], Any] = {}
         self.gradients: dict[tuple[str, int], list[Tensor | None]] = {}
-        # Names, and how many tensors with a gradient each has, of what a stage got and made.
+        # (name, number of its tensors that need a gradient) for each side input that a stage takes, and that it gives.
         self._got: dict[tuple[int, int], list[tuple[str, int]]] = {}
         self.made: dict[tuple[int, int], list[tuple[str, int]]] = {}
-        self._rows: dict[tuple[int, int], int] = {}  # how many tensors with a gradient a stage's output has
+        self._rows: dict[tuple[int, int], int] = {}  # number of tensors in a stage's output that need a gradient
 
     def into(self, number: int, microbatch: int, x: Any, batch: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        """What the stage gets: `x`, which may bring side inputs with it, and those that it takes, also of the `batch`."""
+        """The stage's input: `x`, which may bring side inputs, and the side inputs that it takes, also from the `batch`."""
         takes = self.names[number][1]
         if isinstance(x, Carried):
             self.values |= {(name, microbatch): value for name, value in x.sides.items()}
@@ -61,7 +61,7 @@ class SideValues:
         return Carried(x, sides) if takes else x
 
     def out(self, number: int, microbatch: int, y: Any) -> Any:
-        """Of what the stage made the row's value, which goes on. What it gives stays here."""
+        """The output for the next stage. Side inputs that the stage gives stay here."""
         if number in self.last:
             return y
         row, sides = y if isinstance(y, Carried) else (y, {})
@@ -70,25 +70,24 @@ class SideValues:
         return row
 
     def back_into(self, number: int, microbatch: int, given: Any) -> Any:
-        """The gradients of all that the stage made; None where the loss makes them. given: of its output, none where
-        that goes nowhere."""
+        """The gradients of all that the stage gave; None on the stage with the loss. given: of its output, or None."""
         if number in self.last:
             return None
         count = self._rows.pop((number, microbatch))
         gives, gradients = self.names[number][0], list(given or [None] * count)
-        for name, count in self.made.pop((number, microbatch), ()):  # what it took goes through it, too
+        for name, count in self.made.pop((number, microbatch), ()):  # side inputs that it took are among its outputs, too
             gradients += self.gradients.pop((name, microbatch), [None] * count) if name in gives else [None] * count
         return gradients
 
     def back_out(self, number: int, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """The gradients of the row's input. Those of side inputs are added here."""
+        """The gradients of the stage's input. Those of side inputs are added up here."""
         counts = self._got.pop((number, microbatch))
         at = len(gradients) - sum(count for _, count in counts)
         self.add(counts, microbatch, gradients[at:])
         return gradients[:at]
 
     def add(self, counts: Sequence[tuple[str, int]], microbatch: int, gradients: Sequence[Tensor | None]) -> None:
-        """More gradients of side inputs. counts: their names, and how many of them each has. None: nobody used it."""
+        """Add gradients of side inputs. counts: their names and numbers of tensors. None: nothing used the tensor."""
         for name, count in counts:
             more, gradients = gradients[:count], gradients[count:]
             before = self.gradients.get((name, microbatch), [None] * count)
@@ -109,7 +108,7 @@ def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 class Between(NamedTuple):
-    """The side inputs between stages. ends: name, in order → its ends. routes: of the problem. some: also inside of one."""
+    """The side inputs between stages. ends: name → giver and takers, in order. some: has the model any, also in a stage?"""
 
     ends: Mapping[str, SideInput]
     routes: Sequence[Sequence[int]]
@@ -117,8 +116,8 @@ class Between(NamedTuple):
 
     @classmethod
     def of(cls, names: Sequence[Names], counts: Sequence[int], problem: Problem) -> Between:
-        """names: of all layers. counts: layers of each stage. Raises BadInput where they do not fit each other, and for a
-        step that has what they do not go with."""
+        """names: of all layers. counts: layers of each stage. Raises BadInput where the schedule does not fit the layers,
+        and for features that do not go with side inputs."""
         stage, ends = [s for s, count in enumerate(counts) for _ in range(count)], dict[str, SideInput]()
         for name, (giver, takers) in sorted(side_values(names).items()):
             if later := tuple(sorted({stage[i] for i in takers} - {stage[giver]})):
@@ -135,21 +134,21 @@ class Between(NamedTuple):
         return cls(ends, problem.routes, some)
 
     def ranks(self, name: str, microbatch: int) -> dict[int, tuple[int, ...]]:
-        """The ranks that take a side input of a microbatch, and on each the stages that do."""
+        """The ranks that take a side input of a microbatch → the stages there that take it."""
         return dict(self.ends[name].of_ranks(self.routes[microbatch % len(self.routes)]))
 
     def giver(self, name: str, microbatch: int) -> int:
-        """The rank that gives it."""
+        """The rank that gives a side input of a microbatch."""
         return self.routes[microbatch % len(self.routes)][self.ends[name].giver]
 
     def carried(self, message: Message) -> list[str]:
-        """The names of what a message, or the gradient in it, is of."""
+        """The names of the side inputs in a message, or of those whose gradients are in it."""
         rank = message.source if message.gradient else message.destination
         names = [name for name, side_input in self.ends.items() if side_input.giver == message.boundary]
         return [name for name in names if self.ranks(name, message.part).get(rank, (-1,))[0] == message.beside]
 
     def sent(self, rank: int) -> dict[tuple[int, int, int], str]:
-        """What goes from a rank to others: (stage, first stage there, other rank) → a name."""
+        """What a rank sends to others: (stage, first stage there that takes it, other rank) → a name."""
         return {
             (side_input.giver, stages[0], other): name
             for turn in range(len(self.routes))
@@ -169,7 +168,7 @@ class SideInputs(Part):
     def __init__(self, between: Between, program: Program, stages: Mapping[int, Any]) -> None:
         self.between, self.program, self.here = between, program, SideValues(stages)
         self._back = {(m.boundary, m.beside, m.source) for a in program.actions for m in a.sides if m.gradient}
-        self._left: dict[tuple[str, int], int] = {}  # how often a value is still used here
+        self._left: dict[tuple[str, int], int] = {}  # remaining uses of a value on this rank
 
     @classmethod
     def of(cls, c: Connecting) -> SideInputs | None:
@@ -182,7 +181,7 @@ class SideInputs(Part):
 
     @classmethod
     def checked(cls, between: Between, program: Program, stages: Mapping[int, Any]) -> SideInputs | None:
-        """The part of one rank. Raises BadInput where the schedule has not the messages that the model needs."""
+        """The part of one rank. Raises BadInput where the schedule lacks a message that the model needs."""
         wanted = between.sent(program.rank)
         sent = (m for action in program.actions for m in action.sends if m.beside and not m.gradient)
         there = {(m.boundary, m.beside, m.destination) for m in sent}
@@ -194,7 +193,7 @@ class SideInputs(Part):
         return cls(between, program, stages) if between.some else None
 
     def around(self, kind: str, run: Run) -> Run:
-        """A forward gets what its stage takes and leaves what it gives; a backward does so with gradients."""
+        """Around a forward: add the side inputs that its stage takes, store those that it gives; so too for gradients."""
 
         def forward(state: RankState, action: Action, given: Any) -> Any:
             stage, m, takes = action.stage, action.part, self.here.names[action.stage][1]
@@ -210,7 +209,7 @@ class SideInputs(Part):
             for name in self.here.names[stage][0]:
                 if name not in self.between.ends:  # its takers are in this stage
                     self.here.values.pop((name, m), None)
-            return () if y is None else y  # where a row ends, layers may return nothing
+            return () if y is None else y  # at the end of a row of stages, layers may return nothing
 
         def backward(state: RankState, action: Action, given: Any) -> Any:
             stage, m = action.stage, action.part
@@ -219,7 +218,7 @@ class SideInputs(Part):
         return {"activation": forward, "gradient": backward}.get(PLAIN[kind].takes, run) if kind in PLAIN else run
 
     def _check_gradient(self, message: Message, action: Action) -> None:
-        """Raise BadInput where a gradient is to come back, and the schedule has no message of it, or the other way round."""
+        """Raise BadInput unless the schedule has a message for a gradient exactly where the model needs one."""
         names = self.between.carried(message)
         needed = any(trained(self.here.values[name, message.part]) for name in names)
         comes = (message.boundary, message.beside, message.destination) in self._back
@@ -231,7 +230,7 @@ class SideInputs(Part):
             )
 
     def _used(self, name: str, microbatch: int) -> None:
-        """A value was used once: with the last time it goes."""
+        """Count one use of a value; after the last one it is freed."""
         key, rank = (name, microbatch), self.program.rank
         if key not in self._left:
             ranks = self.between.ranks(name, microbatch)
@@ -274,7 +273,7 @@ class SideInputs(Part):
 
 
 def told(peers: Peers, own: Mapping[int, Names], layers: int) -> list[Names]:
-    """The names of all layers, of which each rank tells its own. All ranks call this. Raises LostRank."""
+    """The names of all layers, from the ranks that have them. All ranks call this. Raises LostRank."""
     body = json.dumps(list(own.items())).encode()
     length = int(peers.gathered(torch.tensor([len(body)]), "side inputs").max())
     rows = peers.gathered(torch.frombuffer(bytearray(body.ljust(length)), dtype=torch.uint8), "side inputs")
@@ -283,7 +282,7 @@ def told(peers: Peers, own: Mapping[int, Names], layers: int) -> list[Names]:
 
 
 def reading(program: Program, stages: Mapping[int, Sequence[nn.Module]]) -> Program:
-    """The program, which reads of the batch what its layers take of it, too. stages: layers of each of the rank's."""
+    """The program, also reading the parts of the batch that layers take as side inputs. stages: stage → its layers."""
     takes = {stage: outer_names(layers)[1] for stage, layers in stages.items()}
 
     def read(before: Sequence[int], name: str) -> tuple[int, ...]:

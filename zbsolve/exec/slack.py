@@ -1,9 +1,9 @@
-"""Slack at run time: a rank that waits for a message runs a later W of its order meanwhile, where that surely fits.
+"""Slack at run time: a rank that waits for a message runs a later W of its order meanwhile, if it surely fits.
 
-A W waits for its own rank alone and gives others nothing, so no rank can wait for ever. W's keep their order among
-themselves, and pass only F, X, B and BW, so every gradient is the same sum in the same order. A W holds no memory that it
-did not hold before, and gives it back earlier. It runs where the passes that the sender has still to run before the message,
-its own W's left out, take as long as the W by the schedule's own times: then the message finds the rank free again.
+A W depends on its own rank alone and gives others nothing, so no rank can wait for ever. W's keep their order among
+themselves, and overtake only F, X, B and BW, so every gradient is the same sum in the same order. A W takes no memory, and
+frees some earlier. It runs only if the passes that the sender must still run before the message, without its own W's, take
+at least as long by the schedule's times: then the rank is free again when the message comes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .transport.peers import Cells
 
 PASSED = tuple(PLAIN)
 WEIGHTS = next(kind for kind, handler in PLAIN.items() if handler.adds_gradients and not handler.takes)
-ADDING = tuple(kind for kind, handler in PLAIN.items() if handler.adds_gradients and handler.takes)  # as W does
+ADDING = tuple(kind for kind, handler in PLAIN.items() if handler.adds_gradients and handler.takes)  # B and BW
 
 
 class Slack:
-    """What one rank may run while it waits. cells: of all ranks, how many passes each has begun in all steps. early: pass
-    that ran before its place in this step → what is recorded of it. at: the place of the pass that runs now."""
+    """Decides what one rank may run while it waits. cells: for all ranks, how many passes each has begun in all steps.
+    early: pass that ran before its turn in this step → its record. at: the place of the pass whose turn it is."""
 
     def __init__(self, schedule: Schedule, programs: Sequence[Program], rank: int, cells: Cells) -> None:
         self.early: dict[str, Any] = {}
@@ -52,38 +52,38 @@ class Slack:
         self._trained: list[nn.Parameter] | None = None
         self._marks: dict[int, Any] = {}
         self._added: dict[bool, set[int]] = {}
-        self._from: dict[int, int] | None = None  # see `earliest`; None: it is not known yet
+        self._from: dict[int, int] | None = None  # see `earliest`; None: not known yet
 
     def of(self, schedule: Schedule, programs: Sequence[Program]) -> Slack:
-        """The same rank's in another order. What others began in the old one counts as begun."""
+        """The same for another order. Passes that others began in the old one count as begun."""
         return Slack(schedule, programs, self._rank, self._cells)
 
     def _surely(self, action: Action) -> int:
-        """µs that a rank is busy with a pass that it has not begun; a W may have run."""
+        """µs that a rank must still spend on a pass that it has not begun; 0 for a W, which may have run early."""
         return self._took[action.name] if action.kind in PASSED and action.kind != WEIGHTS else 0
 
     def begin(self, parameters: Iterable[nn.Parameter]) -> None:
-        """A step begins. parameters: all of this rank that are trained. In the first step, and where these are others than
-        before, nothing runs early: the rank looks which gradients B's and W's add to."""
+        """A step begins. parameters: all trained ones of this rank. In the first step, and if they have changed, nothing
+        runs early, and the rank finds out to which gradients B's and W's add."""
         trained = list(parameters)
         if self._trained is None or list(map(id, trained)) != list(map(id, self._trained)):
             self._trained, self._from, self._added = trained, None, {True: set(), False: set()}
             self._marks = self._marked()
         elif self._from is None:
-            both = self._added[True] & self._added[False]  # such a sum has an order, which must stay
+            both = self._added[True] & self._added[False]  # the order of such a sum must not change
             passed = [kind for kind in PASSED if not (both and kind in ADDING)]
             self._from = earliest(self._schedule.problem, self._schedule.syncs, self._actions, passed)
         self._step, self.at, self._next = self._step + 1, -1, 0
         self.early.clear()
 
     def begun(self, action: Action) -> None:
-        """A pass has all that it waits for: if it is at its turn, others hear of it."""
+        """A pass has all of its inputs: if it is its turn, publish that it begins."""
         if action is not self._actions[self.at]:
             return
         self._cells[self._rank] = self._step * self._lengths[self._rank] + self.at + 1
 
     def ended(self, action: Action) -> None:
-        """A pass has ended: note what it added to, where that is to be known."""
+        """A pass has ended: record which gradients it added to, while that is still unknown."""
         if self._from is not None or (action.kind != WEIGHTS and action.kind not in ADDING):
             return
         now = self._marked()
@@ -95,7 +95,7 @@ class Slack:
         return {key: (id(grad), version_of(grad)) for key, grad in grads.items() if grad is not None}
 
     def pull(self, missing: Iterable[Message]) -> Action | None:
-        """The W to run now, where the pass at its turn waits for these messages; None: to wait is best."""
+        """The W to run now, while the pass whose turn it is waits for these messages; None: better wait."""
         if self._from is None:
             return None
         while self._next < len(self._weights) and self._weights[self._next] <= self.at:
@@ -110,7 +110,7 @@ class Slack:
         return action
 
     def _left(self, message: Message) -> int:
-        """µs, at least, until a message comes, by the schedule's times."""
+        """A lower bound on the µs until a message comes, by the schedule's times."""
         source, place = message.source, self._place[message.before]
         begun = int(self._cells[source]) - self._step * self._lengths[source]
         until, lag = self._until[source], self._lag[message.before, message.after]
@@ -120,8 +120,7 @@ class Slack:
 def earliest(
     problem: Problem, syncs: Iterable[tuple[str, str]], actions: Sequence[Action], passed: Sequence[str]
 ) -> dict[int, int]:
-    """Place of each W in its rank's order → the first place at whose turn it may run instead. passed: kinds that it may
-    run before."""
+    """Place of each W in its rank's order → the first place where it may run. passed: kinds that it may overtake."""
     index, place = problem.index, {action.name: i for i, action in enumerate(actions)}
     needs: dict[str, list[str]] = {}
     for a, b in zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True):
@@ -133,7 +132,7 @@ def earliest(
         if action.kind == WEIGHTS:
             tied = action.takes or action.sides or action.sends or action.hands or action.awaits or action.hears
             if tied or problem.taken[index[action.name]] > 0:
-                wall = i + 1  # it stays where it is, and the W's behind it come later
+                wall = i + 1  # it keeps its place, and later W's do not overtake it
             first[i] = max(wall, *(place.get(name, i - 1) + 1 for name in needs.get(action.name, ())), 0)
         if action.kind not in passed:
             wall = i + 1
@@ -141,13 +140,13 @@ def earliest(
 
 
 def check_slack(view: StepView, parts: Iterable[Part]) -> None:
-    """Raise BadInput for what has no slack, or is not known to keep its sums."""
+    """Raise BadInput for a step without W's, or one where slack might change sums."""
     odd = "a step without W" if not view.step.passes.are(WEIGHTS).any() else more_than_plain(view, parts)
     if odd:
         raise BadInput(f"split '{SLACK}': not with {odd}")
 
 
 def more_than_plain(view: StepView, parts: Iterable[Part]) -> str:
-    """What a step has whose order is not known to be free: a feature, or rounds; "": nothing but sums over ranks."""
+    """A part of the step whose passes may not change their order: a feature, or a file of rounds; "" where there is none."""
     odd = (part.name for part in parts if not part.any_order)
     return next(odd, "" if view.part is None else "a file of rounds")

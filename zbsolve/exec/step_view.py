@@ -1,6 +1,6 @@
-"""What a process sees of a step that it lowers and runs: all of it, or one rank's part of a step of very many microbatches.
+"""`StepView`: the part of a step that a process lowers and runs: all of it, or one rank's part of a very long step.
 
-Both are lowered and run by the same code. Only what asks for passes of ranks that exchange nothing with this one needs all.
+The same code lowers and runs both. Only features that depend on ranks without messages to this one need the whole step.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from ..verifier import verify
 
 @dataclass(frozen=True, eq=False)
 class StepView:
-    """A step as a process sees it. schedule: passes in order, with their times: all of the step, or those of one rank and of
-    others that exchange messages with it. step: a problem that says what holds for all of the step: ranks, stages, routes,
-    layers, capacity. It has all microbatches, or the one that they are all like. part: where the schedule is a rank's
-    part."""
+    """A step as a process sees it. schedule: passes in order, with their times: of the whole step, or of one rank and those
+    passes of others that exchange messages with it. step: a problem with what holds for the whole step: ranks, stages,
+    routes, layers, capacity; of all microbatches, or of one if the schedule is a rank's part. part: that, or None."""
 
     schedule: Schedule
     step: Problem
@@ -34,24 +33,24 @@ class StepView:
 
     @classmethod
     def of(cls, given: Schedule | RankPart) -> StepView:
-        """Of a schedule, or of a rank's part of one."""
+        """The view of a schedule, or of a rank's part of one."""
         if isinstance(given, Schedule):
             return cls(given, given.problem)
         return cls(given.schedule, given.one, given)
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks whose passes are all seen."""
+        """The ranks all of whose passes are known."""
         return range(self.step.ranks) if self.part is None else (self.part.rank,)
 
     @property
     def microbatches(self) -> int:
-        """How many the step has."""
+        """The number of microbatches of the step."""
         return self.schedule.problem.microbatches
 
     @cached_property
     def content(self) -> str:
-        """What all ranks must have alike, as text: the problem, orders and syncs, without a certificate."""
+        """What must be equal on all ranks, as text: the problem, orders and syncs, without a certificate."""
         if self.part is not None:
             return self.part.digest
         order = sorted((stream, list(names)) for stream, names in self.schedule.order.items())
@@ -59,7 +58,7 @@ class StepView:
 
     @cached_property
     def messages(self) -> dict[tuple[int, int], int]:
-        """(source, destination) → how many messages a step has from one rank to the other, all pairs that have some."""
+        """(source, destination) → number of messages in a step, for all pairs that have any."""
         e, rank = self.step.edges, self.step.passes.rank
         rows = np.flatnonzero(e.handing)
         ends = np.stack([rank[e.before[rows]], rank[e.after[rows]]], axis=1)
@@ -69,7 +68,7 @@ class StepView:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Pass that is seen → its row in the table of the whole step."""
+        """Known pass → its row in the table of the whole step."""
         index = self.schedule.problem.index
         if self.part is None:
             return index
@@ -79,12 +78,12 @@ class StepView:
 
     @property
     def passes(self) -> int:
-        """How many the whole step has."""
+        """The number of passes of the whole step."""
         return len(self.step.passes) if self.part is None else len(self.step.passes) * self.microbatches
 
     def forwards(self, count: int) -> StepView:
-        """The forwards of `count` microbatches alone, in the same order. In a rank's part they keep the step's times: any
-        that follow one order on all ranks will do."""
+        """The forwards of `count` microbatches alone, in the same order. A rank's part keeps the step's times: any times
+        that follow the same order on all ranks will do."""
         problem, order = forwards_only(self.schedule.problem, count), self.schedule.order
         kept = {stream: tuple(name for name in names if name in problem.index) for stream, names in order.items()}
         schedule = Schedule(problem, {stream: names for stream, names in kept.items() if names})
@@ -96,16 +95,15 @@ class StepView:
         return StepView(schedule.timed(known), forwards_only(self.step, 1), self.part)
 
     def check(self) -> None:
-        """Raise BadInput where the schedule does not hold; a rank's part is of one that does."""
+        """Raise BadInput where the schedule is not valid; a rank's part comes from a valid one."""
         if self.part is None and (wrong := verify(self.step, self.schedule)):
             raise BadInput(f"schedule: {wrong[0]}")
 
 
 def forwards_only(problem: Problem, microbatches: int) -> Problem:
-    """The forwards of `problem`'s first `microbatches` microbatches, with what runs behind them (AF) or makes the embedding
-    and the loss of a sharded vocabulary (VE, VB, S, VR), and the activations that they hand on. Nothing holds memory for a
-    backward, so no capacity limits them."""
+    """The forwards of `problem`'s first `microbatches` microbatches, with the passes that belong to them (AF; for a sharded
+    vocabulary VE, VB, S, VR), and the activations that they pass on. Nothing is held, so there is no capacity."""
     first = problem.head(microbatches)
-    p = first.passes  # F is all of its attention where nobody waits for a backward
+    p = first.passes  # without a backward, F does all of its attention
     kept = p.that(half="forward") & ~p.that(feature=ATTENTION)
     return replace(first.only(np.flatnonzero(kept)), capacity=None)

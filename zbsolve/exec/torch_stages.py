@@ -1,12 +1,12 @@
 """torch's pipeline stages (torch.distributed.pipelining) with our split of the backward.
 
 torch's own split keeps the graph from I to W, and goes through it again for every group of parameters. Here I is one
-backward in which layers queue what their weight gradients need; the graph is freed, and W works the queue off.
+backward, in which layers queue what their weight gradients need. The graph is freed, and W computes what is queued.
 
-The seam is three public names of a stage. In its `forward_one_chunk` layers prepare a split backward. In its
-`backward_one_chunk` they queue, where the schedule has I and not B. By its `dw_builder` torch asks for the work of W.
-Whatever runs outside of these is autograd's: torch's search for shapes, evaluation, a loss that runs a backward of its own.
-The module is not wrapped: its parameters keep their names, and FSDP2 or checkpointing may wrap parts of it afterwards.
+This uses three public names of a stage. In its `forward_one_chunk` layers prepare a split backward. In its
+`backward_one_chunk` they queue, if the schedule has I and not B. torch gets the work of W from its `dw_builder`. Outside of
+these autograd works as always: in torch's shape inference, in evaluation, in a loss that runs a backward of its own. The
+module is not wrapped: its parameters keep their names, and FSDP2 or checkpointing may wrap parts of it afterwards.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from .base.values import is_wrapped, wrapped_modules
 from .sharding.stage import Parameter, parameters_of_module
 
 OURS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
-MIN_TORCH = (2, 11)  # the first release that reads the compute-only CSV as all later ones do
+MIN_TORCH = (2, 11)  # the first release that reads the compute-only CSV like all later ones
 MIN_TORCH_DEFER_RECV = (2, 13)  # the first with defer_pp_recv
 
 
 def split_stage(stage: Any) -> Any:
-    """Give one of torch's pipeline stages our split, in place; returns it. A second time changes nothing.
+    """Give one of torch's pipeline stages our split, in place; returns it. A second call changes nothing.
 
     stage: a `torch.distributed.pipelining.PipelineStage`. Layers of its `submod` are changed as in `split.defer`. All other
-    weight gradients (of other layers, norms, and what torch.compile compiled) are made in I; a stage without any for W warns
-    of that once. A B (the whole backward in one) is not split.
+    weight gradients (of other layers, norms, and what torch.compile compiled) are computed in I; if none is left for W, the
+    stage warns once. A B (the whole backward in one) is not split.
 
-    Raises BadInput for anything but torch's own stage, and for one with a `dw_builder` of its own. Raises it, here or at the
-    first forward, for what deferred gradients do not pass: DistributedDataParallel, FSDP1, FSDP2 of parts of `submod` alone.
+    Raises BadInput for anything but torch's own stage, and for one with a `dw_builder` of its own; here or at the first
+    forward also for wrappers that deferred gradients bypass: DistributedDataParallel, FSDP1, FSDP2 of parts of `submod`
+    alone.
     """
     from torch.distributed.pipelining import PipelineStage
 
@@ -72,14 +73,14 @@ def check_wrappers(number: int, module: nn.Module) -> None:
         wrappers = WRAPPERS & {kind.__name__ for kind in type(part).__mro__}
         if wrappers:
             raise BadInput(f"stage {number}: wrapped in {wrappers.pop()}, whose hooks deferred weight gradients do not pass")
-    # Of other modules torch's runtime neither knows when to gather nor when to reduce.
+    # For FSDP2 of parts alone, torch's runtime does not know when to gather and reduce.
     if wrapped_modules(module) and not is_wrapped(module):
         raise BadInput(f"stage {number}: fully_shard wraps parts of its module: call it on the module itself too")
 
 
 class _Passes:
-    """The passes of one stage around torch's own. pending: what a backward that runs now queues, until torch asks for its W,
-    at once; None: it is not split."""
+    """The passes of one stage, wrapped around torch's own. pending: the queue of the current backward, until torch asks for
+    its W right afterwards; None: it is not split."""
 
     def __init__(self, stage: Any) -> None:
         self.stage, self.deferral, self.warned = stage, Deferral(), False
@@ -89,7 +90,7 @@ class _Passes:
 
     @cached_property
     def _sharded(self) -> list[Parameter]:
-        """What FSDP shards; first asked for when all wrappers are there. Raises BadInput."""
+        """The parameters that FSDP shards; first read when all wrappers are in place. Raises BadInput."""
         number, module = self.stage.stage_index, self.stage.submod
         check_wrappers(number, module)
         return [parameter for wrapped in wrapped_modules(module) for parameter in parameters_of_module(number, wrapped)]
@@ -104,18 +105,18 @@ class _Passes:
         return result
 
     def backward(self, chunk: int, loss: Any = None, full_backward: bool = True, **more: Any) -> Any:
-        """I, or a whole B, of which autograd does all at once. Forwards that checkpointing runs again inside prepare a split
-        as those of F did: they must save the same."""
+        """I, which is split, or a whole B, which is not. Forwards that checkpointing repeats inside also prepare a split,
+        since they must save the same tensors as in F."""
         self.pending = None if full_backward else deque()
         with self.deferral.during(True, self.pending):
             return self._backward(chunk, loss=loss, full_backward=full_backward, **more)
 
     def weights(self) -> Callable[[], None]:
-        """torch's `dw_builder`: the work of the W that belongs to the backward that just ran."""
+        """torch's `dw_builder`: the W of the backward that just ran, as a function."""
         queue, self.pending = self.pending, None
 
         def work_off() -> None:
-            if queue is not None:  # else a whole B leaves nothing
+            if queue is not None:  # a whole B leaves nothing to do
                 run_queue(queue)
                 for parameter in self._sharded:
                     parameter.settle()
@@ -172,7 +173,7 @@ def torch_schedule(
     from torch.distributed.pipelining import PipelineStage
 
     made = []
-    for number in sorted(stages):  # torch hands shapes from one stage of a rank to its next in this order
+    for number in sorted(stages):  # torch passes shapes between a rank's stages in this order
         here = next((p.device for p in stages[number].parameters()), torch.device("cpu"))
         place = here if device is None else torch.device(device)
         made.append(split_stage(PipelineStage(stages[number], number, len(order.placement), place, group=group)))

@@ -1,7 +1,7 @@
-"""torchtitan's pipeline stages with our split of the backward. One import does it, in the module that has your
-configuration: `import zbsolve.exec.torchtitan`. From then on every stage that torchtitan makes is one of `split_stage`,
-before torchtitan shards, checkpoints or compiles its module: tensor parallelism gives layers a forward of its own, which
-must find ours inside. Tried with torchtitan 0.3.0."""
+"""torchtitan's pipeline stages with our split of the backward. Add `import zbsolve.exec.torchtitan` to the module with your
+configuration. From then on, every stage that torchtitan makes goes through `split_stage`, before torchtitan shards,
+checkpoints or compiles its module: tensor parallelism gives layers a forward of its own, which must have ours inside. Tested
+with torchtitan 0.3.0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAKE_SCHEDULES = ("_build_pipeline_schedule", "build_pipeline_schedule")  # now,
 
 
 def install() -> None:
-    """What the import does; a second time nothing. torchtitan's stages and schedules that were made before stay as they are.
+    """Called by the import; a second call does nothing. Existing stages and schedules of torchtitan stay as they are.
     Raises BadInput for a torchtitan that makes its stages elsewhere, ModuleNotFoundError without torchtitan."""
     module = import_module(STAGES)
     stage = getattr(module, MAKES_STAGE, None)
@@ -36,7 +36,7 @@ def install() -> None:
 
 
 def _splitting(kind: type) -> Callable[..., Any]:
-    """Makes a stage, with our split."""
+    """A function that makes a stage with our split."""
 
     @wraps(kind, updated=())
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def _splitting(kind: type) -> Callable[..., Any]:
 
 
 def _looking_for_w(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a schedule, and warns where it has nothing to split."""
+    """A function that makes a schedule, and warns if that has no W to split."""
 
     @wraps(build)
     def built(*args: Any, **kwargs: Any) -> Any:

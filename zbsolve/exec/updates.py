@@ -1,6 +1,6 @@
-"""Versions of a stage's weights, as PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503) keep them. The layers'
-parameters show one version at a time: for each pass its own, with the gradients of its own group. An update works on
-parameters of its own. So it changes nothing that a microbatch still needs, and nothing that autograd has saved."""
+"""Versions of a stage's weights, as in PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503). The layers'
+parameters hold one version at a time: that of the current pass, with the gradients of its group. An update works on
+parameters of its own, so it changes nothing that a microbatch still needs, or that autograd has saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..models.model import Place
 from ..problem import Problem
 from ..tables import Bools, Ints
 from ..util.errors import BadInput
@@ -21,13 +20,13 @@ from .base.handler import Graph, Handler
 from .base.part import Part, Run
 from .base.program import Action, VersionUse
 from .base.torch_private import tree_leaves
-from .connecting import Connecting, Update
+from .connecting import Connecting, Given, Own, Update
 
 Spot = tuple[int, int]  # (stage, microbatch)
 
 
 class Updates(Part):
-    """The versions of the weights of a rank's stages, by number, where passes U update them inside a step."""
+    """The versions of the weights of a rank's stages, by stage, if passes U update them inside a step."""
 
     name = "updates"
     no_capture = "passes U update weights inside a step, each time in other memory"
@@ -38,7 +37,7 @@ class Updates(Part):
 
     @classmethod
     def of(cls, c: Connecting) -> Updates | None:
-        """The part of a rank; None where nobody gave what makes optimizers."""
+        """The part of a rank; None without an `update` function."""
         update, names = c.given.update, {p: name for name, p in c.own.module.named_parameters()}
         if update is None:
             return None
@@ -46,7 +45,7 @@ class Updates(Part):
         return cls({s: WeightVersions(parameters, update) for s, parameters in named.items()})
 
     def around(self, kind: str, run: Run) -> Run:
-        """While a pass runs that uses weights, the layers show its version of them."""
+        """While a pass runs that uses weights, its layers hold its version of them."""
 
         def shown(state: Any, action: Action, given: Any) -> Any:
             use, versions = action.use, self.stages[action.stage]
@@ -86,12 +85,12 @@ class Updates(Part):
 
 
 class WeightVersions:
-    """The versions of one stage's weights. parameters: those of its layers that are trained. update: makes an optimizer
-    (or several) of them. kept: version → its tensors, from the update that made it to the last pass that uses it."""
+    """The versions of one stage's weights. parameters: the trained ones of its layers. update: makes an optimizer (or
+    several) of them. kept: version → its tensors, from the update that makes it to the last pass that uses it."""
 
     def __init__(self, parameters: NamedParameters, update: Update) -> None:
         self.parameters = parameters
-        newest = (nn.Parameter(p.data) for p in parameters)  # (detach would share its count of changes)
+        newest = (nn.Parameter(p.data) for p in parameters)  # (detach would share its version counter)
         self.newest = NamedParameters(zip(parameters.names, newest, strict=True))
         self.optimizer = as_one(update(self.newest), "update") if self.newest else None
         self.kept: dict[int, list[Tensor]] = {}
@@ -103,7 +102,7 @@ class WeightVersions:
         self.kept, self._gradients, self._shown = {0: [p.data for p in self.newest]}, {}, None
 
     def show(self, use: VersionUse) -> None:
-        """Before a pass: let the layers show its version, and the gradients of its group so far."""
+        """Before a pass: put its version into the layers, with the gradients of its group so far."""
         if self._shown == (use.version, use.group):
             return
         self._put_away()
@@ -118,7 +117,7 @@ class WeightVersions:
             del self.kept[use.version]
 
     def update(self, use: VersionUse) -> None:
-        """The pass U: the newest weights and the mean gradient of its group make the next version."""
+        """The pass U: make the next version from the newest weights and the mean gradient of its group."""
         self._put_away()
         gradients = self._gradients.pop(use.group)
         needed = use.version - 1 in self.kept
@@ -133,7 +132,7 @@ class WeightVersions:
             self.kept[use.version] = [p.data for p in self.newest]
 
     def end(self) -> None:
-        """After a step: let the layers show the newest weights, and no gradients."""
+        """After a step: put the newest weights into the layers, without gradients."""
         self._put_away()
         for parameter, newest in zip(self.parameters, self.newest, strict=True):
             parameter.data, parameter.grad = newest.data, None
@@ -155,7 +154,7 @@ OptimizerState = dict[str, Any]
 
 
 class NamedParameters(list[nn.Parameter]):
-    """Parameters for an optimizer. names: what each is called in the whole model."""
+    """Parameters for an optimizer. names: of each in the whole model."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         rows = list(named)
@@ -164,7 +163,7 @@ class NamedParameters(list[nn.Parameter]):
 
 
 def as_one(made: Any, where: str) -> Optimizer:
-    """An optimizer, or a list of them as one. Raises BadInput for anything else, and for a parameter in two of them."""
+    """One optimizer from an optimizer or a list. Raises BadInput for anything else, and for a parameter in two of them."""
     if isinstance(made, Optimizer):
         return made
     several = list(made) if isinstance(made, list | tuple) else []
@@ -174,7 +173,8 @@ def as_one(made: Any, where: str) -> Optimizer:
 
 
 class Joined(Optimizer):
-    """Optimizers of other parameters each. They step in turn; groups and state are theirs."""
+    """Several optimizers with different parameters as one. They step one after the other, with their own groups and
+    state."""
 
     def __init__(self, optimizers: Iterable[Optimizer], where: str) -> None:
         self.optimizers = list(optimizers)
@@ -186,16 +186,16 @@ class Joined(Optimizer):
 
     @property
     def param_groups(self) -> list[OptimizerState]:  # type: ignore[override]
-        """Of all optimizers in turn."""
+        """The groups of all optimizers, in order."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
     def state(self) -> MutableMapping[nn.Parameter, OptimizerState]:  # type: ignore[override]
-        """Of all optimizers' parameters."""
+        """The state of all optimizers' parameters."""
         return _States(self.optimizers)
 
     def __setstate__(self, state: OptimizerState) -> None:
-        """Groups and state, as `load_state_dict` makes them, go to the optimizers that they are of."""
+        """Hand groups and state, as `load_state_dict` makes them, to the optimizers to which they belong."""
         groups = iter(state.pop("param_groups", ()))
         of_parameters = state.pop("state", None)
         super().__setstate__(state)
@@ -205,13 +205,13 @@ class Joined(Optimizer):
             each_optimizer.__setstate__({"state": defaultdict(dict, own), "param_groups": taken})
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """A step of each."""
+        """Step every optimizer."""
         for optimizer in self.optimizers:
             optimizer.step()
 
 
 class _States(MutableMapping[nn.Parameter, OptimizerState]):
-    """The state of several optimizers: each parameter's is in its own one."""
+    """The state of several optimizers as one mapping."""
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
         groups = [(optimizer.state, group) for optimizer in optimizers for group in optimizer.param_groups]
@@ -247,7 +247,7 @@ def check_groups(problem: Problem) -> None:
 
 
 def versions_of(problem: Problem) -> dict[Spot, int]:
-    """(stage, microbatch) → the version that it uses: what the last update makes that its forward waits for. Microbatches
+    """(stage, microbatch) → the version that it uses: that of the last update for which its forward waits. Microbatches
     that wait for none, and so use the model's own weights, are left out."""
     p, e = problem.passes, problem.edges
     versions: dict[Spot, int] = {}
@@ -259,8 +259,7 @@ def versions_of(problem: Problem) -> dict[Spot, int]:
 
 
 def groups_of(problem: Problem) -> dict[Spot, int]:
-    """(stage, microbatch) → the update that waits for its gradients. Raises BadInput where several do, or one of another
-    stage."""
+    """(stage, microbatch) → the update that waits for its gradients. Raises BadInput for several, or another stage's."""
     p, e = problem.passes, problem.edges
     update = p.are("U")
     rows = np.flatnonzero(~update[e.before] & update[e.after])
@@ -273,9 +272,9 @@ def groups_of(problem: Problem) -> dict[Spot, int]:
 
 
 def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str, VersionUse]:
-    """Pass → what it has to do with versions, for the passes of one rank in their order; empty without updates. All passes
-    of a microbatch use the version of its forward (see `versions_of`). weighted: whether each pass of the problem uses
-    weights, shape (passes,). Raises BadInput where a gradient goes to no update, or updates are not in turn."""
+    """Pass → its use of versions, for the passes of one rank in order; empty without updates. All passes of a microbatch use
+    the version of its forward (see `versions_of`). weighted: which passes of the problem use weights, shape (passes,).
+    Raises BadInput where a gradient goes to no update, or updates are out of order."""
     p, groups, version = problem.passes, groups_of(problem), versions_of(problem)
     if not groups:
         return {}
@@ -301,7 +300,7 @@ def uses_of(problem: Problem, order: Sequence[str], weighted: Bools) -> dict[str
 
 
 def _check(graph: Graph, rows: Ints) -> None:
-    """Groups of microbatches are alike on all stages, and a stage that updates is on one rank."""
+    """Check that groups of microbatches are equal on all stages, and a stage with updates is on one rank."""
     check_groups(graph.problem)
     for _, update in graph.each(rows):
         homes = graph.problem.stage_ranks[update.stage]
@@ -309,17 +308,18 @@ def _check(graph: Graph, rows: Ints) -> None:
             raise BadInput(f"pass {update.name}: its stage is on ranks {homes}; updates need it on one")
 
 
-def check_updates(problem: Problem, update: Update | None, tied: Sequence[Sequence[Place]], replicas: Any) -> None:
-    """Raise BadInput where passes U and what is given do not fit each other."""
-    updating, (layer, name) = problem.round > 0, tied[0][0] if tied else (0, "")
+def checked(own: Own, given: Given) -> Own:
+    """`own` itself. Raises BadInput where passes U and the arguments of `Pipeline` do not fit together."""
+    updating, (layer, name) = own.view.step.round > 0, own.tied[0][0] if own.tied else (0, "")
     for refused, why in (
-        (updating and update is None, "the schedule has passes U, and needs update, which makes their optimizers"),
-        (not updating and update is not None, "update makes no sense for a schedule without passes U"),
-        (updating and replicas is not None, "passes U update inside a step, before replicas have averaged their gradients"),
-        (updating and tied, f"layer {layer}'s {name} is tied, which passes U do not know"),
+        (updating and given.update is None, "the schedule has passes U, and needs update, which makes their optimizers"),
+        (not updating and given.update is not None, "update makes no sense for a schedule without passes U"),
+        (updating and given.replicas, "passes U update inside a step, before replicas have averaged their gradients"),
+        (updating and own.tied, f"layer {layer}'s {name} is tied, which passes U do not know"),
     ):
         if refused:
             raise BadInput(f"Pipeline: {why}")
+    return own
 
 
 HANDLERS = {"U": Handler(lambda state, action, _: state.part(Updates).update(action), _check)}

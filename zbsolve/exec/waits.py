@@ -15,7 +15,7 @@ Helped = tuple[str, int, int]  # kind of the helper, stage, part
 
 
 def circle(programs: Sequence[Program]) -> tuple[str, ...]:
-    """Why a step may deadlock: lines of which each waits for the one before it, and the first for the last; () where it
+    """Why a step may deadlock: lines, each of which waits for the previous one, and the first for the last; () where it
     cannot. programs: of all ranks, as `lower` makes them."""
     return graph_of(programs).circle()
 
@@ -32,8 +32,7 @@ def graph_of(programs: Sequence[Program]) -> WaitGraph:
 class _Together:
     """What several ranks take part in. ends: of messages, collectives and copies. sends, receives: the calls of hosts.
     joined: end of a collective → how many ranks start it. heard: (event, the copy of another rank that it waits for).
-    helpers: when a host begins a pass that helps another, and when it goes on. helped: when a host has finished a helped
-    pass."""
+    helpers: when a host begins a pass that helps another, and when it goes on. helped: when a host ended a helped pass."""
 
     def __init__(self) -> None:
         self.graph = WaitGraph()
@@ -110,8 +109,7 @@ class _Rank:
         return self.host
 
     def enqueue(self, stream: str, text: str, before: Iterable[int | None] = (), end: int | None = None) -> int:
-        """Enqueue work on a stream, by the host's last call. end: the event that ends it (None: it ends on its own).
-        Returns its end."""
+        """Enqueue work on a stream, by the host's last call. end: the event that ends it, or None. Returns its end."""
         waits = [self.host, self.streamed.get(stream), *before, self.issued]
         start = self.issued = self.graph.event(f"{self.name} device {text}", waits)
         if end is None:

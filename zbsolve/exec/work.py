@@ -1,4 +1,4 @@
-"""Work of a user's own beside the step: a pass J calls the function that was given, at the moment that the schedule says."""
+"""A user's own work beside the step: a pass J calls the user's function when the schedule says so."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .connecting import OwnWork
 
 
 class WorkBeside(Part):
-    """What a rank does beside the step. work(rank, piece, pieces) is called for each piece, with what it takes behind that
-    where it takes something; what it returns goes to the piece that takes it. pieces: of all ranks in a step."""
+    """The user's work on a rank. work(rank, piece, pieces[, input]) is called for each piece of work (a pass J), with an
+    input if an edge brings one; what it returns goes to the piece that takes it. pieces: of all ranks in a step."""
 
     name = "work"
     no_capture = "work beside the step is a function of the caller's, which runs anew in every step"
@@ -25,7 +25,7 @@ class WorkBeside(Part):
 
     @classmethod
     def of(cls, rank: int, problem: Problem, work: OwnWork | None) -> WorkBeside | None:
-        """The part of a rank with passes J. Raises BadInput where nobody says what they do."""
+        """The part of a rank with passes J. Raises BadInput where it has some, but no `work` is given."""
         pieces = len(problem.rows("J", rank=rank))
         if pieces and work is None:
             raise BadInput(

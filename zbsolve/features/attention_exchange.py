@@ -1,4 +1,4 @@
-"""A profile's step in slices where ranks make attention for each other (SlimPipe, arXiv 2504.14519)."""
+"""Slices in a profile's step whose attention ranks compute for each other (SlimPipe, arXiv 2504.14519)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .feature import YES, Apart, Feature, Field
 from .links import SENDER, SHARE, SITES
 from .sharded_vocabulary import on_stages, vocabulary_of
 
-STATISTICS = 64  # bytes of queries for one of statistics: heads 128 wide in half precision, and 4 bytes a head
+STATISTICS = 64  # bytes of queries per byte of statistics: heads of width 128 in half precision, 4 bytes per head
 
 
 def exchange_costs(
     layers: Sequence[Layer], counts: Sequence[int], slices: int, link: Link, stages: int
 ) -> AttentionExchange:
-    """What attention of even slices costs on stages of `counts` layers; `stages` of them in all, of which further ones have
-    none. Queries are counted as wide as the layer's output."""
+    """The costs of attention of even slices on stages with `counts` layers. stages: their number with shards of a
+    vocabulary, which cost nothing. Queries are assumed to be as wide as the layer's output."""
     rows = np.zeros((6, stages))
     for stage, here in enumerate(layer_ranges(counts)):
         for layer in (layers[i] for i in here if layers[i].attention_F):
@@ -37,7 +37,7 @@ def exchange_costs(
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """With the exchange that `with_attention_exchange` chooses, of a step in even slices."""
+    """Add the exchange that `with_attention_exchange` chooses to a step in even slices."""
     if not staged.step.attention_exchange:
         return problem
     slices, link = len(staged.cuts) - 1, staged.profile.link
@@ -46,8 +46,8 @@ def _build(problem: Problem, staged: Any) -> Problem:
 
 
 def within_passes(costs: AttentionExchange, problem: Problem) -> AttentionExchange:
-    """`costs` where the attention of no pass takes longer than the whole pass: where it would, it takes as long. Attention
-    was measured by itself, and a slice as a whole; each has its noise. problem: in even slices, without an exchange."""
+    """`costs`, limited so that the attention of a pass takes at most as long as the whole pass. (Attention is measured
+    alone, and so is a whole slice, each with noise.) problem: in even slices, without an exchange."""
     p, times = problem.passes, list[Ints]()
     for us, kinds in ((costs.forward, ("F",)), (costs.backward, ("B", "BW"))):
         rows, most = problem.rows(*kinds), np.full(problem.stages, us)
@@ -58,8 +58,8 @@ def within_passes(costs: AttentionExchange, problem: Problem) -> AttentionExchan
 
 
 def clipping_note(profile: Any, problem: Problem) -> str:
-    """A line where `within_passes` cuts what the profile says, about the stage where it cuts most; or "". problem: as there,
-    of this profile. Raises BadInput."""
+    """A note about the stage for which `within_passes` reduces the profile's costs most; "" if it reduces none. problem: as
+    there, from this profile. Raises BadInput."""
     layers = on_stages(profile, vocabulary_of(problem), problem.ranks)[0].layers
     costs = exchange_costs(layers, problem.layers, problem.slices, profile.link, problem.stages)
     cut = within_passes(costs, problem)

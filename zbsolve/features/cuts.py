@@ -1,5 +1,5 @@
-"""Where a sequence is cut into slices: what somebody said of them, as parts of the sequence and as whole tokens; and what is
-tried where that is left open."""
+"""Where a sequence is cut into slices: the user's values of `slices`, as parts of the sequence and as whole tokens; and what
+a search tries where it decides."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .offload import NO_OFFLOAD
 from .sharded_vocabulary import BARRIERS
 
 EVEN_WORK = "even-work"
-SEQUENCE = "sequence"  # the fact of a profile that says how many tokens a sequence has
-# A number of even slices, "8", "8:even-work" (each takes as long), or "4,2,1,1" or numbers: how long each is.
+SEQUENCE = "sequence"  # the fact of a profile with the number of tokens of a sequence
+# A number of even slices, "8", "8:even-work" (slices of equal time), or lengths in proportion: "4,2,1,1" or numbers.
 Slices = int | str | Sequence[float]
-Cuts = tuple[float, ...]  # where slices begin and the last one ends, as parts of the sequence: 0, …, 1
+Cuts = tuple[float, ...]  # where slices begin, and the last one ends, as parts of the sequence: 0, …, 1
 WHOLE: Cuts = (0.0, 1.0)
-MAX_SLICES = 10_000  # of a sequence; steps have a million forwards at the most
-ROUNDING = 1e-9  # tokens by which a quotient may be below a whole number
+MAX_SLICES = 10_000  # of a sequence; a step has at most a million forwards
+ROUNDING = 1e-9  # tokens by which a quotient may be below an integer
 
 
 class Said(NamedTuple):
-    """How many slices, and how long each is in proportion; (): all alike, or as even_work says."""
+    """A parsed value of `slices`: their number, and their lengths in proportion; (): equal, or by even_work."""
 
     number: int
     lengths: tuple[float, ...] = ()
@@ -36,7 +36,7 @@ class Said(NamedTuple):
 
 
 def said_of(slices: Slices) -> Said:
-    """What was said of slices. Raises BadInput for what makes no sense whatever the profile is."""
+    """Parse a value of `slices`. Raises BadInput for what makes no sense with any profile."""
     if isinstance(slices, str):
         number, colon, how = slices.partition(":")
         parts = number.split(",")
@@ -69,8 +69,8 @@ def _not_slices(text: str) -> BadInput:
 
 
 def cuts_of(slices: Slices, layers: Sequence[Layer], sequence: Any = None) -> Cuts:
-    """Where the sequence is cut; sequence: its tokens, if known: slices are whole tokens then (see `whole_tokens`). Raises
-    BadInput where no layer says what attention takes, and Unfit where there are more slices than tokens."""
+    """Where the sequence is cut. sequence: its number of tokens, if known; then slices are whole tokens (see
+    `whole_tokens`). Raises BadInput where no layer has the time of attention, and Unfit for more slices than tokens."""
     asked = said_of(slices)
     if asked.number == 1:
         return WHOLE
@@ -92,13 +92,13 @@ def cuts_of(slices: Slices, layers: Sequence[Layer], sequence: Any = None) -> Cu
 
 
 def tokens_of(sequence: Any) -> int | None:
-    """The tokens of a sequence by a profile's fact; None where it does not say them."""
+    """The number of tokens of a sequence, from a profile's fact; None if that is not given."""
     return sequence if isinstance(sequence, int) and not isinstance(sequence, bool) and sequence > 0 else None
 
 
 def whole_tokens(lengths: Sequence[float], tokens: int) -> tuple[int, ...]:
-    """How many of a sequence's tokens each slice has, one at least: in proportion to `lengths`, by largest remainder, and of
-    equal remainders the first. Raises Unfit where there are more slices than tokens."""
+    """The number of tokens of each slice, at least one: in proportion to `lengths`, by largest remainder, with ties to the
+    first. Raises Unfit for more slices than tokens."""
     count = len(lengths)
     if count > tokens:
         raise Unfit(f"slices: {count} slices of a sequence of {tokens} tokens: each needs one")
@@ -106,18 +106,18 @@ def whole_tokens(lengths: Sequence[float], tokens: int) -> tuple[int, ...]:
     counts = np.maximum(1, np.floor(quotas + ROUNDING)).astype(np.int64)
     missing = tokens - int(counts.sum())
     counts[np.argsort(counts - quotas, kind="stable")[: max(0, missing)]] += 1
-    for _ in range(-missing):  # what slices of less than a token were given, of those that have most beyond their part
+    for _ in range(-missing):  # slices of less than a token got one: take it from those furthest above their part
         counts[np.argmax(np.where(counts > 1, counts - quotas, -np.inf))] -= 1
     return tuple(counts.tolist())
 
 
 def lengths_of(cuts: Cuts) -> list[float]:
-    """The length of each slice, as a part of the sequence."""
+    """The length of each slice as a part of the sequence."""
     return [b - a for a, b in pairwise(cuts)]
 
 
 def is_even(cuts: Cuts) -> bool:
-    """Whether all slices are as long."""
+    """Have all slices the same length?"""
     return all(isclose(length, cuts[1]) for length in lengths_of(cuts))
 
 
@@ -126,8 +126,7 @@ def _cuts_at(lengths: Sequence[float]) -> Cuts:
 
 
 def check_attention(layers: Sequence[Layer]) -> None:
-    """Raise BadInput where nobody knows how much of the layers' time is causal attention's, or what keys and values of one
-    with attention take."""
+    """Raise BadInput where the time of causal attention is unknown, or the keys and values of a layer with attention."""
     if not any(layer.attention_F for layer in layers):
         raise BadInput(
             "slices: the profile knows no causal attention: give its layers' fields 'attention_F', 'attention_B' (µs) and "
@@ -139,49 +138,48 @@ def check_attention(layers: Sequence[Layer]) -> None:
 
 
 def without_kv_bytes(layer: Layer) -> str:
-    """What is wrong with a layer that has causal attention without keys and values, in words; or ""."""
+    """What is missing in a layer with causal attention but no keys and values, in words; or ""."""
     named = next((name for name in ("attention_F", "attention_B") if getattr(layer, name)), "")
     if not named or layer.kv_bytes:
         return ""
     return f"field 'kv_bytes' is 0, but attention (field '{named}') keeps keys and values"
 
 
-MAX_SLICED = 20_000  # forwards of a step that is tried in slices
-EVEN, EXCHANGE = "even", "exchange"  # kinds of slices, beside those of equal work
+MAX_SLICED = 20_000  # forwards of a step that a search tries with slices
+EVEN, EXCHANGE = "even", "exchange"  # kinds of slices, besides equal work
 
 
 def _choices(step: Any) -> list[Named]:
-    """Numbers of slices, each twice the one before, up to 2p: with so many SlimPipe (arXiv 2504.14519) holds half a
-    microbatch beside the one that it needs."""
+    """Numbers of slices, doubling up to 2p. With 2p, SlimPipe (arXiv 2504.14519) holds half a
+    microbatch more than the one that it needs."""
     counts = [2**k for k in range(1, (2 * step.ranks).bit_length())]
     several = [(count, kind) for kind in kinds_of_slices(step, step) for count in counts if count <= most_slices(step)]
     return [in_slices(step, 1, EVEN), *(in_slices(step, number, kind) for number, kind in several if step.shards == 1)]
 
 
 def kinds_of_slices(step: Any, said: Any) -> dict[str, str]:
-    """Which kinds of slices are tried, with their words: even ones, with attention for other ranks too where that is asked
-    for, and slices that take as long as each other, as Seq1F1B has them (arXiv 2406.03488, section 3.3), where they go with
-    the step's other choices."""
+    """The kinds of slices that are tried, with words: even ones; also with attention for other ranks, if `said` has that;
+    and slices of equal time, as in Seq1F1B (arXiv 2406.03488, section 3.3), if they go with the step's other choices."""
     uneven = step.offload == NO_OFFLOAD and step.vocabulary not in BARRIERS
     there = {EVEN: True, EXCHANGE: said.attention_exchange, EVEN_WORK: uneven}
     return {kind: "of equal work" if kind == EVEN_WORK else kind for kind, goes in there.items() if goes}
 
 
 def in_slices(step: Any, count: int, kind: str) -> Named:
-    """The step in so many slices of a kind, and its name."""
+    """The step in `count` slices of a kind, with its name."""
     slices: Slices = f"{count}:{EVEN_WORK}" if kind == EVEN_WORK and count > 1 else count
-    sliced = replace(step.in_slices(slices), attention_exchange=kind == EXCHANGE and count > 1)
+    sliced = replace(step, slices=slices, attention_exchange=kind == EXCHANGE and count > 1)
     return f" slices={slices}{f' {EXCHANGE}' if sliced.attention_exchange else ''}", sliced
 
 
 def most_slices(step: Any, profile: Any = None) -> int:
-    """In how many slices a step is tried at most."""
+    """The largest number of slices that is tried for a step."""
     tokens = None if profile is None else tokens_of(profile.facts.get(SEQUENCE))
     return min(tokens or MAX_SLICES, int(MAX_SLICED // (len(step.routes[0]) * step.microbatches)))
 
 
 def _sliced(step: Any) -> tuple[int, str]:
-    """How many slices, and of which kind."""
+    """The number and the kind of a step's slices."""
     asked = said_of(step.slices)
     return asked.number, EVEN_WORK if asked.even_work else EXCHANGE if step.attention_exchange else EVEN
 

@@ -1,4 +1,4 @@
-"""What a feature is: all that a step may have beside its plain passes is one value of this kind."""
+"""`Feature`: everything that a step may have in addition to its plain passes is one value of this class."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, NamedTuple
 from ..problem import Problem
 from ..util.errors import BadInput
 
-AUTO = "auto"  # said of a field that is left to the search
-DIVIDING = "take a number that divides the sequence"  # where slices are to be even
-YES = "yes"  # as one writes that a field of kind bool holds, where it is no option
-NOT_OPEN = object()  # `closed` of a field that is never left open
+AUTO = "auto"  # value of a field that the search decides
+DIVIDING = "take a number that divides the sequence"  # advice where slices must be even
+YES = "yes"  # the text for True of a field of kind bool, outside of the command line
+NOT_OPEN = object()  # `closed` of a field that the search cannot decide
 
-Named = tuple[str, Any]  # what was chosen, as one writes it behind a placement; and the step with it
+Named = tuple[str, Any]  # (its name: what was chosen, as in options; a step)
 
 
 class Open:
-    """Said of a field that is left to the search, with what is known of it: a dataclass of its own."""
+    """Base of values of a field that the search decides, with further data in a dataclass."""
 
 
 def is_auto(value: object) -> bool:
-    """Whether a field is left to the search."""
+    """Does the search decide this field?"""
     return isinstance(value, Open) or (isinstance(value, str) and value == AUTO)
 
 
 def left_open(step: Any, fields: Sequence[str]) -> bool:
-    """Whether one of these fields of a step is left to the search."""
+    """Does the search decide one of these fields of a step?"""
     return any(is_auto(getattr(step, name)) for name in fields)
 
 
@@ -36,14 +36,15 @@ class Field:
     """One field of `Step`, which is the option of the same name on the command line.
 
     name: of the field; the option has - in place of _.
-    default: where nothing is said.
-    words: what the option's help and the docs say.
+    default: the value without the option.
+    words: the text in the option's help and in the docs.
     metavar, choices, kind: of the option; kind bool: `--name` and `--no-name`; kind int: 1 at least.
-    read: what was written → the value; raises BadInput.
-    closed: the simplest value, where the field may be left to the search ("auto"); or a function of the step that gives it.
-    told: of a problem: the value that its passes have, None where they do not say it.
-    fixed: words for what of a problem the option would change, where a problem's file cannot be held against it.
-    offered: values as one writes them, beside the default, that a page lets people choose from.
+    read: the option's text → the value; raises BadInput.
+    closed: the simplest value, if the search may decide the field ("auto"); or a function step → this value.
+    told: problem → the value that its passes show; None where they do not show it.
+    untold: what the feature's passes do not show, in words, where that is the value.
+    fixed: for fields that a problem's file does not show: what of the problem the option would change, in words.
+    offered: further values, as text, that a page lets users choose from.
     """
 
     name: str
@@ -55,25 +56,26 @@ class Field:
     read: Callable[[str], Any] = lambda text: text
     closed: Any = NOT_OPEN
     told: Callable[[Problem], Any] = lambda problem: None
+    untold: str = ""
     fixed: str = ""
     offered: tuple[str, ...] = ()
 
     def parse(self, text: str) -> Any:
-        """The value that was written, as the command line takes it. Raises BadInput."""
+        """The value for a text on the command line. Raises BadInput."""
         return text == YES if self.kind is bool else int(text) if self.kind is int else self.read(text)
 
     @property
     def option(self) -> str:
-        """As one writes it: `--attention-exchange`."""
+        """The option's name, such as `--attention-exchange`."""
         return f"--{self.name.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
 class Now:
-    """A step of a race, from which others are tried.
+    """A step in a race, from which further steps are tried.
 
-    step, said: it, and what somebody said, with fields left open. name: what was chosen for it. layers: of each stage; ():
-    it could not be built. schedule: the best so far, or None.
+    step: without open fields; said: as the user gave it, with fields for the search to decide. name: of the choices in
+    `step`. layers: of each stage; () if the step could not be built. schedule: the best one so far, or None.
     """
 
     step: Any
@@ -86,10 +88,11 @@ class Now:
 
 @dataclass(frozen=True)
 class Ladder:
-    """How many parts of a kind: a number that is doubled for as long as that saves time, and then tried in between.
+    """How many parts of a kind, such as slices: a number that is doubled while that saves time; then numbers between are
+    tried.
 
-    name: of the field. kinds: the step now and as it was said → the kinds that are tried, with words. at: a step, a number
-    and a kind → that step. of: a step → its number and kind. most: a step, a profile → parts at most.
+    name: of the field. kinds: (the step now, the user's step) → the kinds that are tried, with words. at: (step, number,
+    kind) → that step. of: step → (its number, its kind). most: (step, profile) → the largest number.
     """
 
     name: str
@@ -101,12 +104,12 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Choices:
-    """What is tried first where `fields` are left open.
+    """What is tried first where the search decides `fields`.
 
-    first: a step → those with the fields chosen, the simplest first.
-    further: the same where only the layers of stages tell, of a step that `first` gave.
-    apart: whether passes differ between them: then a bound in closed form rules some out.
-    compared: whether each is looked at even so.
+    first: step → steps with these fields chosen, the simplest first.
+    further: more such steps for one that `first` gave, if they depend on the layers of its stages.
+    apart: do passes differ between the choices? Then a bound in closed form can rule some out.
+    compared: try each choice even then.
     """
 
     fields: tuple[str, ...]
@@ -119,8 +122,8 @@ class Choices:
 
 @dataclass(frozen=True)
 class Moves:
-    """One way to change a step where `fields` are left open, one change at a time: `near` gives the steps beside one; of the
-    first `breadth` the best is taken, of others the first that is better."""
+    """One kind of small changes of a step where the search decides `fields`. near: the steps one change away. Of the first
+    `breadth` of them the best is taken; of later ones, the first that is better."""
 
     name: str
     fields: tuple[str, ...]
@@ -129,7 +132,7 @@ class Moves:
 
 
 class Apart(NamedTuple):
-    """Two conditions (see `table.CONDITIONS`) that do not go together, and why."""
+    """Two conditions (see `table.CONDITIONS`) that exclude each other, and why."""
 
     one: str
     other: str
@@ -141,15 +144,18 @@ class Apart(NamedTuple):
 class Feature:
     """A feature of a training step.
 
-    name: as its kinds' rows have it (`kinds.Kind.feature`), and the table of what goes with what.
-    fields: what `Step` has of it.
-    check: raises BadInput for values of a step that make no sense, whatever the profile.
-    build: a problem and the step's stages (see `staged.Staged`) → the problem with the feature, as the step says it; the
-    problem itself where the step has not the feature. Prices come from the stages' profile. Raises BadInput, Infeasible.
-    model: a profile and a step → the profile as this step runs it.
-    choices, moves: what a search tries where fields are left open. A choice that no move changes belongs to the place.
-    holds: name of a condition → whether what was seen (see `table.Seen`) has it; {}: `name`, where a field is not as by
-    default. apart: what such conditions do not go with.
+    name: as in the rows of its kinds (`kinds.Kind.feature`), and in the table of what excludes what.
+    fields: its fields of `Step`.
+    check: raises BadInput for values of a step that make no sense with any profile.
+    build: (problem, the step's stages, see `staged.Staged`) → the problem with the feature as the step has it, with prices
+    from the stages' profile; the same problem if the step does not have it. Raises BadInput, Infeasible.
+    model: (profile, step) → the profile as this step uses it.
+    choices, moves: what a search tries where it decides fields. A choice that no move changes belongs to the place.
+    holds: condition → function of a `table.Seen`: does the step fulfil it? {}: the condition `name`, fulfilled if a field
+    is not at its default. apart: which conditions exclude these.
+    partition: step → the partition that the feature brings, for a step that names none; or "".
+    note: (step, profile) → a line on what the profile does not know of the feature; or "".
+    beside: field of another feature → its value beside the simplest values of this one's fields.
     """
 
     name: str
@@ -161,10 +167,19 @@ class Feature:
     moves: tuple[Moves, ...] = ()
     holds: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     apart: tuple[Apart, ...] = ()
+    partition: Callable[[Any], str] = lambda step: ""
+    note: Callable[[Any, Any], str] = lambda step, profile: ""
+    beside: Mapping[str, Any] = field(default_factory=dict)
+
+    def closed(self, step: Any) -> Mapping[str, Any]:
+        """The simplest values of its fields that a step leaves open, and what others have beside these; by name."""
+        still = [row for row in self.fields if is_auto(getattr(step, row.name))]
+        values = {row.name: row.closed(step) if callable(row.closed) else row.closed for row in still}
+        return {**values, **self.beside} if values else values
 
     @property
     def conditions(self) -> Mapping[str, Callable[[Any], bool]]:
-        """`holds`, or what it stands for."""
+        """`holds`, or its default."""
         if self.holds or not self.fields:
             return self.holds
         return {self.name: lambda seen: any(getattr(seen.step, row.name) != row.default for row in self.fields)}

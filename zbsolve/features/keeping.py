@@ -1,5 +1,6 @@
-"""What becomes of activations that stages keep: recompute and offload are one choice, stage by stage, where they are left
-open. What is tried first has nothing mixed; moves change single stages and rows of them, and copies of fewer microbatches.
+"""What happens to the activations that stages keep: where the search decides recompute and offload, they are one choice for
+each stage. First it tries the same for all stages; then moves change single stages, rows of stages, and the microbatches
+copied.
 """
 
 from __future__ import annotations
@@ -18,33 +19,31 @@ from ..layer import layer_ranges
 from ..partition.stage_costs import StageCosts
 from ..util.text import rows_of_numbers
 from .feature import Choices, Feature, Moves, Named, Now, is_auto
-from .offload import FULL, HALF, NO_OFFLOAD, Offload, stage_fractions
+from .offload import FULL, HALF, NO_OFFLOAD, Offload, stage_fractions, within_host
 
-ALL_WAYS = 100  # so few choices of all stages are all looked at
-BREADTH = 24  # changed stages that are looked at before the best of them is taken
+ALL_WAYS = 100  # up to this many choices of all stages together, all are tried
+BREADTH = 24  # changed steps that are tried before the best of them is taken
 
 
 class Stage(NamedTuple):
-    """What becomes of a stage's activations: of how many of its layers, the first ones, a pass makes them again, and which
-    part lies in host memory."""
+    """What happens to a stage's activations. again: how many first layers are recomputed. away: the share offloaded."""
 
     again: int = 0
     away: float = 0.0
 
 
 AWAY = (0.0, 1.0, 0.5)
-IN_FLIGHT = (1.25, 2.0)  # times as many microbatches as a stage holds where nothing waits (see `fewest_again`)
+IN_FLIGHT = (1.25, 2.0)  # factors of the microbatches that a stage holds if nothing waits (see `fewest_again`)
 
 
 def all_kept(step: Any) -> Any:
-    """The step where nothing is recomputed or offloaded that is left open."""
+    """The step with open fields set to no recompute and no offload."""
     again = () if is_auto(step.recompute) else step.recompute
     return replace(step, recompute=again, offload=NO_OFFLOAD if is_auto(step.offload) else step.offload)
 
 
 def _choices(step: Any) -> list[Named]:
-    """What stages keep, by names: nothing is changed, all is recomputed, offloaded fully or by half. Nothing is mixed yet
-    (see `stage_moves`)."""
+    """The first choices, without mixtures: keep everything, recompute everything, offload everything or half."""
     ways = [("", kept := all_kept(step))]
     if is_auto(step.offload):
         ways += [(f" offload={name}", replace(kept, offload=name)) for name in (FULL, HALF)]
@@ -54,7 +53,7 @@ def _choices(step: Any) -> list[Named]:
 
 
 def stages_of(step: Any, layers: Sequence[int]) -> tuple[Stage, ...]:
-    """What becomes of each stage's activations; of microbatches that differ the most. layers: of each stage."""
+    """What happens to each stage's activations; if its microbatches differ, the most. layers: of each stage."""
     count, offload = len(step.routes[0]), step.offload
     again = recomputed_layers(step.recompute, layers)
     if isinstance(offload, str):
@@ -64,8 +63,9 @@ def stages_of(step: Any, layers: Sequence[int]) -> tuple[Stage, ...]:
 
 
 def with_stages(step: Any, stages: Sequence[Stage], layers: Sequence[int]) -> Named:
-    """The step with this of its stages, and its name. Of a first stage that recomputes whole nothing is offloaded: its input
-    is the batch."""
+    """The step with these choices for its stages, with its name. If the first stage recomputes all of its layers, it does
+    not
+    offload: its input is the batch."""
     away = tuple(stage.away if i or stage.again < layers[0] else 0.0 for i, stage in enumerate(stages))
     offload: Offload = NO_OFFLOAD if not any(away) else FULL if set(away) == {1.0} else away
     recompute = recompute_in_words([stage.again for stage in stages], layers)
@@ -73,7 +73,7 @@ def with_stages(step: Any, stages: Sequence[Stage], layers: Sequence[int]) -> Na
 
 
 def _name(recompute: Recompute, offload: Offload) -> str:
-    """As one writes it on the command line."""
+    """The choices as options of the command line."""
     again = recompute if isinstance(recompute, str) else ",".join(rows_of_numbers([int(stage) for stage in recompute]))
     name = f" recompute={again}" if again else ""
     if isinstance(offload, str):
@@ -84,9 +84,9 @@ def _name(recompute: Recompute, offload: Offload) -> str:
 
 
 def stage_moves(here: Now) -> Iterator[Named]:
-    """Steps where the first stages are offloaded, the next recompute and the last keep all, where both are open; where one
-    layer more or less of a stage recomputes; where the first so many stages, or the others, or a single one changes; then,
-    where there are few, all others. A microbatch's activations live longest on the first stages."""
+    """Steps with other choices for stages: the first stages offload, the next recompute, the last keep everything, if the
+    search decides both; one layer more or less of a stage recomputes; the first few stages, the others, or a single one
+    change; then, if they are few, all others. Activations of a microbatch live longest on the first stages."""
     step, said, layers = here.step, here.said, here.layers
     held = step.costs(here.profile).memory.held(layers)
     keeps = [any(sizes) for sizes in zip(held["held_until_B"], held["held_until_W"], strict=True)]
@@ -100,7 +100,7 @@ def stage_moves(here: Now) -> Iterator[Named]:
         changed = (ways[i][way % len(ways[i])] if first <= i < last else now[i] for i in range(count))
         changes[tuple(changed)] = None
 
-    if is_auto(said.recompute) and is_auto(said.offload):  # by how long activations live: out, made again, kept
+    if is_auto(said.recompute) and is_auto(said.offload):  # by how long activations live: offload, recompute, keep
         for away, again in combinations_with_replacement([count * quarter // 4 for quarter in range(5)], 2):
             graded = [Stage(away=1.0)] * away + [Stage(n) for n in layers[away:again]] + [Stage()] * (count - again)
             changes[tuple(stage if keeps[i] or not stage.away else now[i] for i, stage in enumerate(graded))] = None
@@ -125,8 +125,8 @@ def stage_moves(here: Now) -> Iterator[Named]:
 
 
 def with_fewest(now: Now) -> Iterator[Named]:
-    """Of a step that recomputes all the one where as few layers of each stage do as may fit the memory, where these are some
-    and not all."""
+    """For a step that recomputes everything: the one where as few layers of each stage recompute as may fit the memory, if
+    that is some but not all."""
     step, layers = now.step, now.layers
     if not (is_auto(now.said.recompute) and step.recompute == ALL and layers and step.slices == 1):
         return
@@ -138,9 +138,9 @@ def with_fewest(now: Now) -> Iterator[Named]:
 
 
 def fewest_again(costs: StageCosts, layers: Sequence[int], flight: float) -> tuple[int, ...]:
-    """How few layers of each stage, the first ones, may recompute for its rank's memory; all of them where no fewer do.
-    flight: a stage is taken to hold so many times the microbatches that begin while one goes from its F to the end and back,
-    where nothing waits. Of a rank's stages those come first whose next layer saves most bytes in its time."""
+    """How few layers of each stage, the first ones, may recompute for its rank's memory; all where fewer do not suffice.
+    flight: a stage is assumed to hold this times the microbatches that start while one goes from its F to the end and back,
+    if nothing waits. Of a rank's stages, the one whose next layer frees the most bytes for its time is next."""
     memory, ranges, room = costs.memory, layer_ranges(layers), np.array(costs.limit)
     work = np.array([sum(costs.times[i] for i in here) for here in ranges]) * costs.factors
     ahead = np.cumsum(work[::-1])[::-1] / (costs.shares @ work).max()
@@ -174,13 +174,13 @@ def fewest_again(costs: StageCosts, layers: Sequence[int], flight: float) -> tup
 
 
 def copy_moves(now: Now) -> Iterator[Named]:
-    """Steps without the copies of some microbatches, those that are away for the shortest time: a half, a quarter or an
+    """Steps that do not offload some microbatches, those that would be away for the shortest time: a half, a quarter or an
     eighth of all copies, or of one stage's."""
     step, schedule = now.step, now.schedule
     if schedule is None or step.slices != 1:
         return
     shares = np.array([each_stage.away for each_stage in stages_of(step, schedule.problem.layers)])
-    away = time_away(schedule)[: len(shares)]  # shards of a vocabulary, behind the model's stages, copy nothing
+    away = time_away(schedule)[: len(shares)]  # without shards of a vocabulary, which copy nothing
     for stage in (None, *np.flatnonzero(np.isfinite(away).any(axis=1)).tolist()):
         distances = away if stage is None else np.where(np.arange(len(away))[:, None] == stage, away, np.inf)
         order = np.argsort(distances, axis=None, kind="stable")[: int(np.isfinite(distances).sum())]
@@ -196,7 +196,7 @@ def copy_moves(now: Now) -> Iterator[Named]:
 
 
 def _ways(now: Stage, said: Any, layers: int) -> list[Stage]:
-    """What may become of a stage of so many layers, where `said` leaves it open."""
+    """The choices for a stage of `layers` layers that `said` leaves to the search."""
     if is_auto(said.recompute) and is_auto(said.offload):
         return [*(Stage(away=share) for share in AWAY), Stage(layers)]
     if is_auto(said.recompute):
@@ -205,8 +205,11 @@ def _ways(now: Stage, said: Any, layers: int) -> list[Stage]:
 
 
 BOTH = ("recompute", "offload")
+
+
 KEEPING = Feature(
     "kept activations",
+    build=within_host,
     choices=Choices(BOTH, _choices, with_fewest),
     moves=(Moves("stages", BOTH, stage_moves, BREADTH), Moves("copies", ("offload",), copy_moves)),
 )

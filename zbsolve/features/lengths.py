@@ -1,9 +1,9 @@
-"""Microbatches of unlike lengths: how many tokens each has, and in which order they come.
+"""Microbatches of different lengths: how many tokens each has, and their order.
 
-A microbatch of l times a profile's sequence takes l times as long at all but causal attention, whose part takes l² times as
-long; it keeps and sends l times the bytes. Which microbatch comes first is a decision: lanes run in the order of numbers, so
-another order is another numbering. Ranks and microbatches that are unlike by a profile's factors are here, too, and `pack`,
-which makes microbatches of even work from sequences of a batch.
+A microbatch that is l times as long as a profile's takes l times as long in all but causal attention, which takes l² times
+as long; it keeps and sends l times the bytes. Which microbatch comes first can be decided: lanes run in the order of
+numbers, so another order is another numbering. Also here: ranks and microbatches that differ by a profile's factors, and
+sequences of a batch that `pack` puts into microbatches of even work.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .feature import AUTO, Apart, Choices, Feature, Field, Moves, Named, Now, is
 from .packing import pack
 from .slices import time_of
 
-MICROBATCH, SEQUENCES = "microbatch", "sequences"  # the fact that says how many sequences a profile's microbatch has
+MICROBATCH, SEQUENCES = "microbatch", "sequences"  # the fact with the number of sequences in a profile's microbatch
 ROUNDING = 1e-9
-MESSAGES_ALIKE = "messages_alike"  # the fact that messages take as long for microbatches that differ
+MESSAGES_ALIKE = "messages_alike"  # the fact that messages of all microbatches take the same time
 
 
 def _build_uneven(problem: Problem, staged: Any) -> Problem:
@@ -49,24 +49,24 @@ UNEVEN = Feature("unlike ranks and microbatches", build=_build_uneven)
 Packed = tuple[float, float]  # tokens of a microbatch, and of each of its sequences (Σ l² / Σ l where these differ)
 Lengths = tuple[float | Packed, ...]  # tokens of each microbatch
 FREE, GIVEN = "free", "given"
-# Orders by name, as the numbers of microbatches of ascending lengths.
+# Named orders, by ascending or descending length of the microbatches.
 SHAPES = ("shortest first", "longest first", "longest in the middle", "shortest in the middle")
 
 
 class Multiples(tuple[float | Packed, ...]):
-    """How many times as long as the profile's sequence each microbatch is, in place of its tokens."""
+    """The length of each microbatch as a multiple of the profile's sequence, instead of tokens."""
 
     __slots__ = ()
 
 
 class Sample(tuple[tuple[float, ...], ...]):
-    """Batches of a data loader: tokens of each one's sequences."""
+    """Batches of a data loader: for each, the tokens of its sequences."""
 
     __slots__ = ()
 
     def typical(self, microbatches: int) -> Lengths:
-        """Each batch packed into so many microbatches by tokens (see `pack`), the fullest first: the median over batches of
-        the first ones, of the second ones, …"""
+        """Pack each batch into `microbatches` by tokens (see `pack`), the fullest first. Returns the median over
+        batches of the first ones, of the second ones, and so on."""
         rows = []
         for batch in self:
             each = np.asarray(batch)
@@ -77,7 +77,7 @@ class Sample(tuple[tuple[float, ...], ...]):
 
 
 def checked_sum(what: str, each: Sequence[float], batch: str | None) -> None:
-    """Raise BadInput where they do not add up to what somebody says that the batch has; None: nobody does."""
+    """Raise BadInput where the values do not have the sum that the user gave for the batch (None: none was given)."""
     if batch is not None and batch.removesuffix("x").strip() != f"{sum(each):.12g}":
         raise BadInput(f"{what}: they add up to {sum(each):.12g}, and the batch has '{batch[:40]}'")
 
@@ -148,25 +148,25 @@ def _check(step: Any) -> None:
 
 
 def _lengths(step: Any) -> Lengths:
-    """Of each microbatch; of a sample of batches what is typical."""
+    """The length of each microbatch; for a sample of batches, the typical ones."""
     return step.lengths.typical(step.microbatches) if isinstance(step.lengths, Sample) else step.lengths
 
 
 def _unlike(step: Any) -> Lengths:
-    """What microbatches have, where a step says that of each."""
+    """The length or size of each microbatch, if the step has them."""
     return _lengths(step) or (() if is_auto(step.sizes) else step.sizes)
 
 
 def sequences_of(profile: Any) -> int:
-    """How many sequences a profile's microbatch has: 1 where it does not say."""
+    """The number of sequences in a profile's microbatch; 1 if it does not say."""
     facts = profile.facts.get(MICROBATCH)
     known = facts.get(SEQUENCES) if isinstance(facts, dict) else None
     return known if isinstance(known, int) and not isinstance(known, bool) and known > 0 else 1
 
 
 def factors_of(lengths: Lengths, profile: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """How many times as long as of the profile's microbatch all but attention takes, and attention. Of a microbatch as
-    profiled all sequences are so long; a packed one has so many tokens. Raises BadInput where nobody knows."""
+    """By which factors all but attention, and attention, take longer than in the profile's microbatch. In a plain microbatch
+    all sequences have the given length; a packed one has that many tokens. Raises BadInput without that number."""
     tokens = 1 if isinstance(lengths, Multiples) else tokens_of(profile.facts.get(SEQUENCE))
     if tokens is None:
         why = f"the profile does not say how many tokens its sequence has (fact '{SEQUENCE}')"
@@ -177,27 +177,27 @@ def factors_of(lengths: Lengths, profile: Any) -> tuple[tuple[float, ...], tuple
 
 
 def _model(profile: Any, step: Any) -> Any:
-    """The profile with microbatches so long: what goes with l in times, bytes and messages."""
+    """The profile with such microbatches: times, bytes and messages that are proportional to the length."""
     if not step.lengths:
         return profile
     return with_factors(profile, factors_of(_lengths(step), profile)[0], "lengths")
 
 
 def with_factors(profile: Any, factors: tuple[float, ...], what: str) -> Any:
-    """The profile with microbatches so much larger, by a step's field `what`. Raises BadInput where they differ already."""
+    """The profile with larger microbatches, by a step's field `what`. Raises BadInput if they differ already."""
     if profile.microbatch_factors not in ((), factors):
         raise BadInput(f"{what}: the profile's microbatches differ already (field 'microbatch_factors')")
     return replace(profile, microbatch_factors=factors)
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """Attention's part of each pass goes with the square of sequences."""
+    """Correct attention's part of each pass, which grows with the square of the sequence."""
     if not staged.step.lengths:
         return problem
     return grown(problem, staged, np.asarray(factors_of(_lengths(staged.step), staged.profile)[1]))
 
 
-# Of kinds of passes what attention takes, and what does not go with the size, as layers have it.
+# Kind of pass → fields of a layer: the time of attention, and the time that does not depend on the size.
 UNLIKE = {
     "F": ("attention_F", "fixed_F"),
     "X": ("attention_F", "fixed_F"),
@@ -208,8 +208,8 @@ UNLIKE = {
 
 
 def grown(problem: Problem, staged: Any, attention: Floats) -> Problem:
-    """A step whose passes all went with its microbatches' factors, where attention takes `attention` times as long as in the
-    profile, shape (microbatches,), and what does not go with the size as long as there."""
+    """A step in which all passes were multiplied by the factors of their microbatch, corrected: attention takes `attention`
+    times as long as in the profile, shape (microbatches,), and what does not depend on the size takes as long as there."""
     layers, p, factor = staged.model.layers, problem.passes, np.asarray(staged.profile.microbatch_factors)
     slow = np.asarray(staged.profile.rank_factors or (1.0,) * problem.ranks)
     duration = p.duration.astype(np.float64)
@@ -221,7 +221,7 @@ def grown(problem: Problem, staged: Any, attention: Floats) -> Problem:
         rows = problem.rows(kind)
         usual = np.array([round(sum(time_of(layer, kind) for layer in run)) for run in runs])
         exact = np.rint(usual[p.stage[rows]] * slow[p.rank[rows]]) * factor[p.microbatch[rows]]
-        duration[rows] += exact - np.rint(exact)  # rounded once
+        duration[rows] += exact - np.rint(exact)  # undo rounding, to round only once
         for name, times in zip(names, (attention, np.ones(len(factor))), strict=True):
             part = np.array([sum(getattr(layer, name, 0.0) for layer in run) for run in runs])
             duration[rows] += (part[p.stage[rows]] * slow[p.rank[rows]]) * (times - factor)[p.microbatch[rows]]
@@ -229,7 +229,7 @@ def grown(problem: Problem, staged: Any, attention: Floats) -> Problem:
 
 
 def _choices(step: Any) -> list[Named]:
-    """The orders of microbatches that are tried first, by name: as they are given, and some by length."""
+    """The orders of microbatches that are tried first, by name: the given one, and some by length."""
     each = _unlike(step)
     order = np.argsort([_tokens(length) for length in each], kind="stable")
     up, down = order.tolist(), order[::-1].tolist()
@@ -240,7 +240,7 @@ def _choices(step: Any) -> list[Named]:
 
 
 def _moves(now: Now) -> Iterator[Named]:
-    """Steps where one microbatch comes at another one's place, the longest first; and their names."""
+    """Steps in which one microbatch moves to another place, the longest first, with their names."""
     each = _unlike(now.step)
     numbers, seen = list(range(len(each))), {tuple(each)}
     for i in np.argsort([-_tokens(length) for length in each], kind="stable").tolist():
@@ -253,7 +253,7 @@ def _moves(now: Now) -> Iterator[Named]:
 
 
 def in_order(step: Any, numbers: Sequence[int]) -> Any:
-    """The step whose microbatch i is number `numbers[i]` of this one's."""
+    """The step in which microbatch i is number `numbers[i]` of this one."""
     each = _unlike(step)
     kind = Multiples if isinstance(each, Multiples) else tuple
     return replace(step, **{"lengths" if step.lengths else "sizes": kind(each[i] for i in numbers)}, order=GIVEN)

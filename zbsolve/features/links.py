@@ -1,4 +1,4 @@
-"""Links that messages share: what a profile says of them, as passes of its step."""
+"""Links that several messages share: passes for messages in a profile's step."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 from ..build.links import with_cards, with_links
 from ..kinds import LINKS as NAME
+from ..layer import NO_LINK
 from ..placement import RANK
 from ..problem import Problem
 from .feature import Apart, Feature
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """Messages between sites on their links, and others on cards or between pairs, as the profile's links say."""
+    """Add passes for messages between sites, and for those on network cards or between pairs, as the profile's links say."""
     link, sites = staged.profile.link, staged.profile.site_link
     if sites is not None:
         problem = with_links(problem, sites.shared, round(sites.latency))
@@ -20,8 +21,17 @@ def _build(problem: Problem, staged: Any) -> Problem:
 
 
 def _build_cards(problem: Problem, staged: Any) -> Problem:
-    """Where the link of the data-parallel group is the pipeline's, or says that it is shared too."""
+    """Put gradient sums and gathers on the cards of messages, where their group's link is shared by a rank's messages."""
     return with_cards(problem) if staged.profile.link.shared == RANK == staged.group.shared else problem
+
+
+def group_note(what: str, profile: Any) -> str:
+    """A line where a data-parallel group sends what the words say, and the profile does not know its link; or ""."""
+    if profile.shard_link is not None:
+        return ""
+    if profile.link == NO_LINK:
+        return f"{what} take no time: the profile knows no link (give its field 'shard_link')"
+    return f"{what} go over the pipeline's link: the profile has none of the group (field 'shard_link')"
 
 
 SENDER, SHARE = "messages that occupy their sender", "links that messages share"

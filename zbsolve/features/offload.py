@@ -1,4 +1,4 @@
-"""A profile's step with offload: what goes to host memory, and how long copies take (PipeOffload, arXiv 2503.01328)."""
+"""Offload in a profile's step: what is copied to host memory, and how long copies take (PipeOffload, arXiv 2503.01328)."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from ..tables import Bools, Ints
 from ..util.errors import BadInput, Infeasible, Unfit
 from ..util.text import exact_bytes, numbers_in
 from .feature import DIVIDING, Apart, Feature, Field, is_auto
+from .sides import has_sides
 
 NO_OFFLOAD, FULL, HALF = "none", "full", "half"
 NAMED = (NO_OFFLOAD, FULL, HALF)
-# A name, "0:0.5,1:1", or fractions or booleans: one a stage, or of shape (stages, microbatches).
+# A name, "0:0.5,1:1", or fractions or booleans of shape (stages,) or (stages, microbatches).
 Offload = str | Sequence[float] | Sequence[bool] | Sequence[Sequence[bool]] | Sequence[Sequence[float]]
 
 
 def is_none(offload: Offload) -> bool:
-    """Whether nothing is to be offloaded, by name."""
+    """Is it the name for no offload?"""
     return isinstance(offload, str) and offload.strip() == NO_OFFLOAD
 
 
 def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, left: Sequence[int] | None) -> Problem:
-    """`problem`, a profile's step without a limit, where stages copy what their F keeps to host memory and back, within
-    `left` bytes a rank (None: without a limit).
+    """`problem`, a profile's step without a memory limit, in which stages copy what their F keeps to host memory and back,
+    within `left` bytes for each rank (None: no limit).
 
-    offload: "full": all that stages keep (PO-F). "half" (PO-H): of each rank's v stages the first ⌈v/2⌉, which live longest,
-    since a microbatch's F of a later stage lies between F and B of an earlier one; a rank with one stage offloads half of
-    its bytes, where ⌈1/2⌉ would be all of them. "0:0.5,1:1" or one number a stage: these fractions of what stages keep, no
-    others. Booleans, one a stage or of shape (stages, microbatches): those whole. Numbers of that shape: a stage's fraction,
-    and 0 for its microbatches that stay.
+    offload: "full": everything that stages keep (PO-F). "half" (PO-H): of each rank's v stages the first ⌈v/2⌉, whose
+    activations live longest, as the F of a later stage lies between F and B of an earlier one; a rank with one stage
+    offloads half of its bytes, since ⌈1/2⌉ would be all. "0:0.5,1:1" or one number for each stage: these fractions of what
+    stages keep. Booleans of shape (stages,) or (stages, microbatches): all of these. Numbers of shape (stages,
+    microbatches): a stage's fraction, or 0 for its microbatches that are not offloaded.
 
     A copy takes latency + bytes / bandwidth (see `HostLink.rates`). Raises BadInput, also where the host link is not known
-    or a stage that is named keeps nothing; Infeasible where a rank has less than one microbatch needs.
+    or a named stage keeps nothing; Infeasible where a rank has less memory than one microbatch needs.
     """
     host = known_host(host)
     most = kept_bytes(problem).max(axis=1)
     fraction, which = _chosen(problem, offload, most > 0)
-    # `with_offload` takes the fraction of these: all the bytes, and so much latency that one is left.
+    # `with_offload` takes this fraction of the times: so all the bytes, and so much latency that one latency is left.
     latency = host.latency / np.where(fraction > 0, fraction, 1.0)
     times = (np.asarray(np.rint(latency + most / rate), np.int64) for rate in host.rates)
     node = Host(host.memory, host.ranks, min(host.shared_bus, problem.ranks))
@@ -57,10 +58,21 @@ def offloaded_step(problem: Problem, host: HostLink | None, offload: Offload, le
     return replace(offloaded, capacity=tuple(left))
 
 
-def copying_work(problem: Problem) -> int:
-    """µs for which the busiest copy stream is occupied."""
+def copy_ratio(step: Any, profile: Any) -> float | None:
+    """k = T_offload / T_compute (PipeOffload, arXiv 2503.01328, Figure 1): µs that a microbatch occupies the busiest copy
+    stream when all activations are offloaded, over µs that it occupies the busiest rank. None if the profile knows no host
+    link, or nothing can be offloaded. Raises BadInput, Infeasible."""
+    if profile.host is None or has_sides(profile):
+        return None
+    plain = step.ranks, len(step.routes), step.placement, step.partition, None, step.objective, step.fused
+    kept = {"recompute": step.closed.recompute, "vocabulary": step.closed.vocabulary, "offload": FULL}
+    free = replace(profile, capacity=None, host=replace(profile.host, memory=None), microbatch_factors=())
+    try:
+        problem = type(step)(*plain, blocking=step.blocking, **kept).problem(free)
+    except Unfit:
+        return None
     length = np.where(problem.passes.are("O", "R"), problem.passes.duration, 0)
-    return max(int(length[rows].sum()) for rows in problem.members.values())
+    return max(int(length[rows].sum()) for rows in problem.members.values()) / problem.work
 
 
 def known_host(host: HostLink | None) -> HostLink:
@@ -70,19 +82,19 @@ def known_host(host: HostLink | None) -> HostLink:
     return host
 
 
-def check_host(problem: Problem) -> None:
-    """Raise Infeasible where a node's host memory has less than one microbatch needs there."""
-    if not any(pool.capacity is not None for pool in problem.pools):
-        return
-    need = _least_needs(problem)
+def within_host(problem: Problem, staged: Any) -> Problem:
+    """The problem itself. Raises Infeasible where a node's host memory is less than one microbatch needs there."""
+    limited = any(pool.capacity is not None for pool in problem.pools)
+    need = _least_needs(problem) if limited else ()
     for pool in range(problem.ranks, len(need)):
         if need[pool] > problem.room[pool]:
             need_and_room = f"needs {exact_bytes(need[pool])} for one microbatch, but has {exact_bytes(problem.room[pool])}"
             raise Infeasible(f"offload: host memory '{problem.pool_name(pool)}' {need_and_room}: no schedule exists")
+    return problem
 
 
 def _least_needs(problem: Problem) -> Ints:
-    """Bytes that each pool needs at least for one microbatch, whichever; of those alike in copies and ranks one is asked."""
+    """Bytes that each pool needs for any one microbatch, at least; one is asked of those with equal copies and ranks."""
     rows, passes = problem.rows("F", "O"), problem.passes
     table = np.zeros((2, problem.stages, problem.microbatches), np.int64)
     copies = passes.are("O")[rows].astype(np.int64)
@@ -92,9 +104,9 @@ def _least_needs(problem: Problem) -> Ints:
 
 
 def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bools | None]:
-    """The fraction of each stage, shape (stages,), and which stages or microbatches of them, or None: all. keeping: stages
-    that keep something, shape (stages,): of the others "full" and "half" ask nothing. Shards of a vocabulary, behind the
-    model's stages, offload nothing. Raises BadInput."""
+    """The fraction of each stage, shape (stages,), and which stages or microbatches are offloaded (None: all). keeping:
+    stages that keep something, shape (stages,); "full" and "half" leave out the others. Shards of a vocabulary, numbered
+    after the model's stages, offload nothing. Raises BadInput."""
     stages = problem.model_stages
     if isinstance(offload, str):
         name, shares = offload.strip(), _with_shards(stage_fractions(offload, problem.stage_ranks[:stages]), problem)
@@ -116,14 +128,14 @@ def _chosen(problem: Problem, offload: Offload, keeping: Bools) -> tuple[Any, Bo
 
 
 def _with_shards(table: Any, problem: Problem) -> Any:
-    """One row a stage of the model, with rows of zeros for the shards of a vocabulary behind them; (stages, …)."""
+    """A row for each stage of the model, then zeros for the shards of a vocabulary; (stages, …)."""
     return np.concatenate([table, np.zeros((problem.stages - len(table), *table.shape[1:]), table.dtype)])
 
 
 def stage_fractions(text: str, stage_ranks: Sequence[Sequence[int]]) -> Any:
-    """The fraction of each stage, shape (stages,), by name (see `offloaded_step`) or as in "0:0.5,1:1"; stage_ranks: where
-    each lives. Of a stage on several ranks that have unlike numbers of stages "half" is the smallest of theirs. Raises
-    BadInput."""
+    """The fraction of each stage, shape (stages,), from a name (see `offloaded_step`) or text such as "0:0.5,1:1".
+    stage_ranks: the ranks of each stage. If these have different numbers of stages, "half" is the smallest fraction among
+    them. Raises BadInput."""
     name, stages = text.strip(), len(stage_ranks)
     if name not in NAMED:
         return _fractions_in(text, stages)
@@ -138,7 +150,7 @@ def stage_fractions(text: str, stage_ranks: Sequence[Sequence[int]]) -> Any:
 
 
 def _fractions_in(text: str, stages: int) -> Any:
-    """One number a stage, shape (stages,), from "0:0.5,1:1" or "0-3:1"; 0 where a stage is not named. Raises BadInput."""
+    """A number for each stage, shape (stages,), from "0:0.5,1:1" or "0-3:1"; 0 for stages not named. Raises BadInput."""
     shares, named = np.zeros(stages), set[int]()
     for part in text.split(","):
         stage, _, share = part.partition(":")
@@ -159,7 +171,7 @@ def _fractions_in(text: str, stages: int) -> Any:
 
 
 def _table(offload: Any) -> Any:
-    """Booleans or numbers of one or two dimensions as an array. Raises BadInput."""
+    """Booleans or numbers as an array of one or two dimensions. Raises BadInput."""
     try:
         table = np.asarray(offload)
     except ValueError:
@@ -170,7 +182,7 @@ def _table(offload: Any) -> Any:
 
 
 def _check(step: Any) -> None:
-    """What makes no sense whatever the profile and the microbatches are."""
+    """Raise BadInput for values that make no sense with any profile and any number of microbatches."""
     if not step.stages or is_auto(step.offload):
         return
     if isinstance(step.offload, str):
@@ -188,7 +200,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
 
 
 def _told(problem: Problem) -> list[list[float]] | None:
-    """Of what each stage keeps of each microbatch, how much goes to host memory, shape (stages, microbatches)."""
+    """The share of what each stage keeps of each microbatch that goes to host memory, shape (stages, microbatches)."""
     p, e, copies = problem.passes, problem.edges, problem.rows("O")
     if not len(copies):
         return None
@@ -197,7 +209,7 @@ def _told(problem: Problem) -> list[list[float]] | None:
     held = np.bincount(e.after[kept], problem.taken[e.before[kept]], len(p))[copies]
     shares = np.zeros((len(problem.layers), problem.microbatches))
     share = moved / np.maximum(held, 1)
-    largest = np.zeros(problem.stages)  # of microbatches that differ shares are rounded to whole bytes
+    largest = np.zeros(problem.stages)  # where microbatches differ, shares are rounded to whole bytes
     np.maximum.at(largest, p.stage[copies], share)
     shares[p.stage[copies], p.microbatch[copies]] = np.minimum(largest[p.stage[copies]], 1)
     return shares.tolist()

@@ -1,4 +1,4 @@
-"""Sequences of a batch in microbatches of even work, for a data loader: in milliseconds, with a bound."""
+"""Packs the sequences of a batch into microbatches of even work, for a data loader: in milliseconds, with a bound."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..tables import Ints
 from ..timeline import Floats
 from ..util.errors import BadInput
 
-SWAPS, NEAR = 500, 1e-3  # exchanges at most; a fullest microbatch that is so near its bound is good enough
+SWAPS, NEAR = 500, 1e-3  # exchanges at most; distance of the fullest microbatch from its bound that is good enough
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Sequences in microbatches. microbatches: numbers of each one's sequences, that of the most work first; works: their
-    work; bound: the fullest microbatch of any packing has at least so much. Work is in tokens without attention."""
+    """A packing of sequences. microbatches: numbers of the sequences in each, the one with the most work first; works: their
+    work, in tokens without attention; bound: the fullest microbatch of any packing has at least so much."""
 
     microbatches: tuple[tuple[int, ...], ...]
     works: tuple[float, ...]
@@ -28,12 +28,12 @@ class Packing:
 
     @property
     def gap(self) -> float:
-        """The share of its work that the fullest microbatch could be spared at most."""
+        """By which share the work of the fullest microbatch could be reduced, at most."""
         return 1 - self.bound / max(self.works)
 
     def placed(self, problem: Problem) -> Packing:
-        """The microbatches in the order of a step's: the fullest is where the step has the one that takes longest, and so
-        on. Raises BadInput where it has another number of them."""
+        """The microbatches in a step's order: the fullest one is where the step's longest microbatch is, and so
+        on. Raises BadInput where the step has another number of them."""
         if problem.microbatches != len(self.microbatches):
             raise BadInput(f"packing: {len(self.microbatches)} microbatches for a step of {problem.microbatches}")
         inside = problem.in_microbatch
@@ -45,14 +45,14 @@ class Packing:
 
 
 def pack(lengths: Sequence[float], microbatches: int, attention: float = 0.0) -> Packing:
-    """Sequences of a batch in so many microbatches of even work.
+    """Pack the sequences of a batch into microbatches of even work.
 
     lengths: tokens of each sequence.
-    microbatches: how many; each gets one sequence at least.
-    attention: what a token's attention takes for each token of its sequence, over what else a token takes: a sequence of l
-        tokens is l · (1 + attention · l) of work.
+    microbatches: their number; each gets at least one sequence.
+    attention: the time of attention for a token and each token of its sequence, relative to all other time of a token: a
+        sequence of l tokens is l · (1 + attention · l) of work.
 
-    Longest work first (at most 4/3 of the least possible: Graham, 1969), then the fullest microbatch exchanges sequences
+    Longest work first (at most 4/3 of the optimum: Graham, 1969), then the fullest microbatch exchanges sequences
     with others while that helps. Raises BadInput.
     """
     length = np.asarray(lengths, np.float64)
@@ -64,7 +64,7 @@ def pack(lengths: Sequence[float], microbatches: int, attention: float = 0.0) ->
     work = length * (1 + attention * length)
     down = np.argsort(-work, kind="stable")
     ranked, most = work[down], (len(work) - 1) // microbatches
-    # Of the k · microbatches + 1 longest, k + 1 are together somewhere.
+    # Of the k · microbatches + 1 longest sequences, some microbatch has k + 1.
     together = (ranked[k * microbatches - k : k * microbatches + 1].sum() for k in range(1, most + 1))
     bound = float(max(ranked[0], work.sum() / microbatches, *together, 0.0))
     where, rooms = np.zeros(len(work), np.int64), [(0.0, number) for number in range(microbatches)]
@@ -81,11 +81,11 @@ def pack(lengths: Sequence[float], microbatches: int, attention: float = 0.0) ->
 
 
 def _evened(work: Floats, where: Ints, enough: float) -> Floats:
-    """Let the fullest microbatch hand over a sequence, or exchange it, where both get less full than it was. where: the
-    microbatch of each sequence, changed here. Returns the work of each."""
+    """Let the fullest microbatch give away a sequence, or exchange it, while both microbatches end less full than it was.
+    where: the microbatch of each sequence, changed in place. Returns the work of each microbatch."""
     count = int(where.max()) + 1
     loads = np.asarray(np.bincount(where, work, count), np.float64)
-    each = np.append(work, np.zeros(count))  # nothing, of each, is exchanged too
+    each = np.append(work, np.zeros(count))  # an empty sequence in each: an exchange may be one-sided
     for _ in range(SWAPS):
         top = int(loads.argmax())
         if loads[top] <= enough:

@@ -1,7 +1,7 @@
-"""Recompute: stages that drop their activations after F and make them again before B, in passes X; of all their layers, or
-of the first so many, as Megatron's `--recompute-method block` has it.
+"""Recompute: stages that free their activations after F and compute them again before B, in passes X; for all of their
+layers, or for the first ones, as in Megatron's `--recompute-method block`.
 
-Its builder (`with_recompute`) is part of the plain step: only that knows what fits without the activations.
+Its builder (`with_recompute`) runs in `plain_step`, since only that knows what fits without the activations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _check(step: Any) -> None:
 
 
 def in_part(recompute: Recompute) -> bool:
-    """Whether it is said of part of a stage's layers."""
+    """Does it name a part of a stage's layers?"""
     return ":" in recompute if isinstance(recompute, str) else isinstance(recompute, Mapping)
 
 

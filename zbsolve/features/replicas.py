@@ -1,4 +1,4 @@
-"""A profile's step with replicas (data parallelism): how long the sums of gradients take."""
+"""Replicas (data parallelism) in a profile's step: how long the sums of gradients take."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from ..kinds import EXCHANGE
 from ..layer import Link
 from ..problem import Problem
 from .feature import Apart, Feature, Field
+from .links import group_note
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """A pass C for each stage, where there are several replicas.
+    """Add a pass C for each stage if there are several replicas.
 
-    C takes an all-reduce over the replicas, a ring's two halves: 2 · (latency + bytes · (N − 1) / N / bandwidth) of the link
-    of the group (Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002), bytes those of the trained parameters of the
-    stage, or of its shard of a vocabulary. Where a stage lives on several ranks, the same over them and the pipeline's link
-    comes on top.
+    C takes an all-reduce over the replicas, by the two halves of a ring: 2 · (latency + bytes · (N − 1) / N / bandwidth) of
+    the group's link (Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002); bytes are those of the trained parameters of
+    the stage, or of its shard of a vocabulary. If a stage is on several ranks, the same sum over these and the pipeline's
+    link is added.
     """
     replicas, costs = staged.step.replicas, staged.costs
     if replicas == 1:
@@ -31,7 +32,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
 
 
 def _sum(size: int, ranks: int, link: Link) -> float:
-    """µs of an all-reduce of `size` bytes over so many ranks."""
+    """µs of an all-reduce of `size` bytes over `ranks` ranks."""
     return 2 * link.time(size * (ranks - 1) / ranks) if ranks > 1 and size else 0.0
 
 
@@ -45,11 +46,14 @@ REPLICAS = Feature(
             "(default: 1)",
             "N",
             kind=int,
+            untold="over how many replicas they sum gradients: check and import have --replicas (1: the ranks of each stage "
+            "alone)",
             fixed="is summed over replicas",
             offered=("2", "4", "8"),
         ),
     ),
     build=_build,
+    note=lambda step, profile: group_note("sums over replicas", profile) if step.replicas > 1 else "",
     holds={"replicas": lambda seen: seen.step.replicas > 1},
     apart=(
         Apart("replicas", "sharded parameters", "sharded parameters are reduced over their own group: give one of them"),

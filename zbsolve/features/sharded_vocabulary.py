@@ -1,4 +1,4 @@
-"""Where a profile's output layer, loss and embedding are: whole, on the last and the first stage, or sharded over all ranks
+"""Where a profile's output layer, loss and embedding are: as a whole on the last and first stage, or sharded over all ranks
 (vocabulary parallelism, arXiv 2411.05288)."""
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def _check(step: Any) -> None:
 
 
 def vocabulary_of(problem: Problem) -> str | None:
-    """How the vocabulary of a problem is sharded; None where it is not."""
+    """How the vocabulary of a problem is sharded; None if it is not."""
     return next((name for name, barriers in BARRIERS.items() if barriers == barriers_of(problem)), None)
 
 
 def without_vocabulary(profile: Any) -> Any:
-    """The same profile without the parts of output layer, loss and embedding that are sharded: layers keep their numbers.
-    The shards' parameters, with their optimizer states, are on all ranks beside it (see
-    `VocabularyCosts.parameter_bytes`). Raises BadInput where nobody knows what a sharded vocabulary costs."""
+    """The profile without the sharded parts of output layer, loss and embedding; layers keep their numbers. All ranks have
+    the shards' parameters and their optimizer states in addition (see `VocabularyCosts.parameter_bytes`). Raises BadInput
+    where the profile has no costs for a sharded vocabulary."""
     costs = profile.vocabulary
     if costs is None:
         why = profile.facts.get("no_vocabulary", "the profile has no field 'vocabulary'")
@@ -50,7 +50,7 @@ def without_vocabulary(profile: Any) -> Any:
 
 
 def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Shard]:
-    """The profile of what lies on stages, and what each of so many ranks has beside them. Raises BadInput."""
+    """The profile of what is on stages, and what each of `ranks` ranks has in addition. Raises BadInput."""
     if vocabulary not in BARRIERS:
         return profile, NO_SHARD
     plain, costs, source = without_vocabulary(profile), profile.vocabulary, profile.source
@@ -65,7 +65,7 @@ def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Sh
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """With the shards of the vocabulary on all ranks, of a step of a model without it."""
+    """Add the shards of the vocabulary on all ranks, to a step of a model without it."""
     costs, vocabulary = staged.part.vocabulary, staged.step.vocabulary
     if costs is None or vocabulary not in BARRIERS:
         return problem
@@ -75,8 +75,8 @@ def _build(problem: Problem, staged: Any) -> Problem:
 
 
 def vocabularies(step: Any) -> list[Named]:
-    """Where output layer, loss and embedding are, if that is open. What a partition that is given makes of "last" and
-    "redistribute" is one choice; one rank has no shards."""
+    """The choices for output layer, loss and embedding, if the search decides. With a given partition "last" and
+    "redistribute" are the same; a single rank has no shards."""
     if not is_auto(step.vocabulary):
         return [("", step)]
     names = [name for name in VOCABULARIES if name != (REDISTRIBUTE if step.partition == LAST_PARTITION else LAST)]
@@ -105,6 +105,7 @@ VOCABULARY = Feature(
     ),
     _check,
     _build,
+    partition=lambda step: LAST_PARTITION if step.vocabulary == LAST else "",
     choices=Choices(("vocabulary",), vocabularies, compared=True),
     holds={
         "sharded vocabulary": lambda seen: is_auto(seen.step.vocabulary) or seen.step.vocabulary in BARRIERS,

@@ -1,4 +1,4 @@
-"""Sharded parameters (FSDP): what gathers and reductions take, and what they hold."""
+"""Sharded parameters (FSDP): the duration and memory of gathers and reductions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from ..kinds import SHARDING as NAME
 from ..problem import Problem
 from ..util.errors import BadInput
 from .feature import AUTO, Choices, Feature, Field, Named, is_auto
+from .links import group_note
 
-GATHERS = (1, 2, 4, 8)  # numbers that are tried
+GATHERS = (1, 2, 4, 8)  # numbers that a search tries
 
 
 def _read_gathers(text: str) -> str | int | tuple[int, ...]:
-    """ "auto", a number of gathers, or one a stage. Raises BadInput."""
+    """ "auto", a number of gathers, or one for each stage. Raises BadInput."""
     if text == AUTO:
         return text
     try:
@@ -38,11 +39,11 @@ def _check(step: Any) -> None:
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """Each stage's parameters sharded over the group's ranks.
+    """Shard each stage's parameters over the ranks of the group.
 
-    A gather and a reduction take latency + bytes · (N − 1) / N / bandwidth of the data-parallel group's link, bytes those of
-    the stage's parameters, in a reduction of those that are trained; their gradients are there with the bytes that the
-    profile says (`gradients`).
+    A gather or a reduction takes latency + bytes · (N − 1) / N / bandwidth of the data-parallel group's link; bytes are
+    those of the stage's parameters, in a reduction only of the trained ones. Gradients have the size in the profile's
+    `gradients`.
     """
     costs, counts, link = staged.costs, staged.counts, staged.group
     shards, sizes, gradients = costs.shards, costs.memory.parameters(counts), costs.memory.unreduced(counts)
@@ -71,6 +72,7 @@ SHARDING = Feature(
             "parameters are sharded over N ranks of a data-parallel group (FSDP) and gathered in the step (default: 1)",
             "N",
             kind=int,
+            untold="over how many ranks parameters are sharded",
             fixed="is gathered",
             offered=("2", "4", "8"),
         ),
@@ -88,6 +90,7 @@ SHARDING = Feature(
     ),
     _check,
     _build,
+    note=lambda step, profile: group_note("gathers and reductions", profile) if step.shards > 1 else "",
     choices=Choices(("gathers",), _choices, apart=False),
     holds={"sharded parameters": lambda seen: seen.step.shards > 1},
 )

@@ -1,4 +1,4 @@
-"""A profile's step with side inputs: layers say what they give and take, of how many bytes, and where a row begins."""
+"""Side inputs in a profile's step: which layers give and take them, their bytes, and where a row of stages begins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "side inputs"
 
 
 def has_sides(profile: Any) -> bool:
-    """Whether a layer gives or takes some, or begins a row of its own."""
+    """Does a layer give or take side inputs, or begin a row of its own?"""
     return any(any(layer.names) for layer in profile.layers)
 
 
@@ -28,7 +28,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
     return whole if staged.profile.microbatch_factors else checked_room(whole)
 
 
-NOT_YET = "all-to-all", "submeshes", SHARE, SITES  # others say it themselves
+NOT_YET = "all-to-all", "submeshes", SHARE, SITES  # (other features have such entries themselves)
 SIDES = Feature(
     NAME,
     build=_build,

@@ -1,8 +1,8 @@
-"""Microbatches of unlike sizes: how many sequences of the batch each has. That may be a decision.
+"""Microbatches of different sizes: how many sequences of the batch each has. The search can decide that.
 
-A microbatch of s sequences takes a + b · s in each pass, where a is what a pass takes whatever its size (`fixed_F`, …). It
-keeps and sends s times the bytes of one sequence. Small microbatches at both ends let ranks begin soon and end soon; large
-ones between pay a less often.
+A microbatch of s sequences takes a + b · s in each pass; a is the time that does not depend on the size (`fixed_F`, …). It
+keeps and sends s times the bytes of one sequence. With small microbatches at both ends, ranks start and finish early; large
+ones between them pay a less often.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .feature import AUTO, Apart, Choices, Feature, Field, Moves, Named, Now, Op
 from .lengths import checked_sum, grown, sequences_of, with_factors
 
 Sizes = tuple[int, ...]  # sequences of each microbatch
-ANY, FEW = "any", 3  # so many shapes of each number are tried where that is open
-SMALL = 8  # sizes up to this decide which numbers are tried, too
-OTHER = (0.75, 4 / 3)  # numbers of microbatches that are tried from one, in its number
-PAIRS, ROUNDS = 48, 40  # moves of sequences that are looked at, by the same order; so many are made one after the other
+ANY, FEW = "any", 3  # FEW: how many shapes are tried for each number of microbatches if the number is open
+SMALL = 8  # numbers of microbatches with sizes up to this are tried, too
+OTHER = (0.75, 4 / 3)  # factors for the numbers of microbatches that are tried next
+PAIRS, ROUNDS = 48, 40  # moves of sequences that are evaluated with the same order; how many are made one after the other
 
 
 @dataclass(frozen=True)
 class Batch(Open):
-    """Sizes are left to the search.
+    """The value of `sizes` where the search decides.
 
     sequences: of the batch.
-    any_number: in as many microbatches as are best, at most those of the step; else in so many.
+    any_number: in any number of microbatches up to the step's; else in exactly that number.
     """
 
     sequences: int
@@ -74,18 +74,18 @@ def _check(step: Any) -> None:
 
 
 def even(sequences: int, microbatches: int) -> Sizes:
-    """As many in each, the first ones with one more where they do not divide."""
+    """Equal sizes; the first ones have one sequence more if the number does not divide them."""
     return whole_tokens((1.0,) * microbatches, sequences)
 
 
 def _closed(step: Any) -> Sizes:
-    """Of a step whose sizes are open: as even as they can be; (): as the profile's."""
+    """The sizes of a step where the search decides them: as even as possible; (): as in the profile."""
     enough = isinstance(step.sizes, Batch) and step.sizes.sequences >= step.microbatches
     return even(step.sizes.sequences, step.microbatches) if enough else ()
 
 
 def _model(profile: Any, step: Any) -> Any:
-    """The profile with microbatches so large."""
+    """The profile with microbatches of these sizes."""
     if not step.sizes or is_auto(step.sizes):
         return profile
     each = sequences_of(profile)
@@ -93,7 +93,7 @@ def _model(profile: Any, step: Any) -> Any:
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """What does not go with the size stays as it is; attention goes with it."""
+    """Correct times that do not depend on the size; attention is proportional to it."""
     factors = np.asarray(staged.profile.microbatch_factors)
     if not staged.step.sizes or (factors == 1).all():
         return problem
@@ -104,7 +104,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
 
 
 def _shapes(microbatches: int, ranks: int) -> dict[str, Sequence[float]]:
-    """Sizes in proportion, by name. As many microbatches as there are ranks pass before all are busy."""
+    """Sizes in proportion, by name. All ranks are busy once as many microbatches as ranks have started."""
     growing, end = range(1, microbatches + 1), microbatches - 1
     ramp = [min(count, ranks, (microbatches + 1) // 2) for count in growing]
     return {
@@ -119,32 +119,32 @@ def _shapes(microbatches: int, ranks: int) -> dict[str, Sequence[float]]:
 
 
 def _named(step: Any, sizes: Sizes, name: str = "") -> Named:
-    """The step with these sizes."""
+    """The step with these sizes, and its name."""
     return f" sizes={name or ','.join(map(str, sizes))}", replace(step, microbatches=len(sizes), sizes=sizes)
 
 
 def _first(step: Any) -> list[Named]:
-    """Even sizes, of no more microbatches than there are sequences."""
+    """Even sizes, for at most as many microbatches as sequences."""
     if not isinstance(step.sizes, Batch):
         return [(" sizes=even", replace(step, sizes=()))]
     return [_named(step, even(step.sizes.sequences, min(step.microbatches, step.sizes.sequences)), "even")]
 
 
 def batch_of(asked: Any, profile: Any) -> Batch:
-    """Of a step whose sizes are open."""
+    """The batch of a step where the search decides sizes."""
     return asked.sizes if isinstance(asked.sizes, Batch) else Batch(asked.microbatches * sequences_of(profile))
 
 
 def numbers_of(asked: Any, profile: Any) -> Sequence[int]:
-    """How many microbatches there may be."""
+    """The numbers of microbatches that are allowed."""
     batch = batch_of(asked, profile)
     return range(1 if batch.any_number else asked.microbatches, min(asked.microbatches, batch.sequences) + 1)
 
 
 def _further(now: Now) -> Iterator[Named]:
-    """Sizes by name, where only the profile says how many sequences there are."""
+    """Sizes by name, for a profile that says how many sequences there are."""
     batch, numbers, ranks = batch_of(now.said, now.profile), numbers_of(now.said, now.profile), now.said.ranks
-    # Also the fewest microbatches of at most 1, 2, … sequences: where memory is short it says how large one may be.
+    # Also the fewest microbatches of at most 1, 2, … sequences each, as memory may limit the size.
     fewest = (-(-batch.sequences // size) for size in range(1, SMALL + 1))
     usual = *(2**k for k in range(20)), *(k * ranks for k in (1, 2, 3, 4, 6, 8)), numbers[-1]
     tried = sorted({*usual, *fewest} & set(numbers))
@@ -158,8 +158,8 @@ def _further(now: Now) -> Iterator[Named]:
 
 
 def _moves(now: Now) -> Iterator[Named]:
-    """Steps where sequences go from one microbatch to another: first where that leads by the best step's order, again and
-    again; then other numbers of microbatches, the nearest first; then single moves, the best by its order first."""
+    """Steps in which sequences move between microbatches: first the best that repeated moves find with the best step's
+    order; then other numbers of microbatches, the nearest first; then single moves, the best by that order first."""
     step, numbers = now.step, numbers_of(now.said, now.profile)
     sizes = step.sizes or even(batch_of(now.said, now.profile).sequences, step.microbatches)
     order = None if now.schedule is None else _same_order(now, sizes)
@@ -179,7 +179,7 @@ def _moves(now: Now) -> Iterator[Named]:
 
 
 def _pairs(sizes: Sizes) -> Iterator[tuple[Sizes, tuple[int, int, int]]]:
-    """Sizes where one microbatch gives sequences to another: so many, from, to; one of them, and half of what differs."""
+    """Sizes after one microbatch gives sequences to another, with (count, from, to): one, or half of some difference."""
     for i, have in enumerate(sizes):
         for j, other in enumerate(sizes):
             for count in {1, max(1, (have - other) // 2), max(1, have // 2)} if i != j and have > 1 else ():
@@ -190,8 +190,8 @@ def _pairs(sizes: Sizes) -> Iterator[tuple[Sizes, tuple[int, int, int]]]:
 
 @dataclass(frozen=True)
 class _Order:
-    """An order that is held fixed while sizes change. more, lag: µs of each pass and edge for each sequence more; of: the
-    microbatch of each pass, behind the last one where it has none."""
+    """A fixed order of passes while sizes change. more, lag: µs by which each pass and edge grows with each sequence; of:
+    the microbatch of each pass, or their number if it has none."""
 
     schedule: Schedule
     sizes: Sizes
@@ -200,7 +200,7 @@ class _Order:
     of: Ints
 
     def value(self, sizes: Sizes) -> float:
-        """µs of the step with other sizes, about."""
+        """An estimate of the step's µs with other sizes."""
         return float(self._timed(sizes).timeline().value)
 
     def _timed(self, sizes: Sizes) -> Schedule:
@@ -212,7 +212,7 @@ class _Order:
         return replace(self.schedule, problem=changed, certificate=None)
 
     def near(self, sizes: Sizes) -> list[tuple[float, Sizes]]:
-        """Single moves with what the step takes then, the least first: of those that take most from the longest path."""
+        """(time of the step, sizes) after single moves, the shortest first: those that take most from the longest path."""
         timed = self._timed(sizes)
         index = timed.problem.index
         path = np.array([index[name] for name in timed.critical_path()])
@@ -221,7 +221,7 @@ class _Order:
         return sorted((self.value(moved), moved) for moved, _ in islice(pairs, PAIRS))
 
     def descended(self, sizes: Sizes) -> Sizes:
-        """Sizes from which no single move helps by this order."""
+        """Sizes that no single move improves with this order."""
         best = self.value(sizes)
         for _ in range(ROUNDS):
             near = self.near(sizes)
@@ -232,7 +232,7 @@ class _Order:
 
 
 def _same_order(now: Now, sizes: Sizes) -> _Order | None:
-    """The order of a run's schedule; None where larger microbatches are none of its problems."""
+    """The order of a schedule; None where a step with larger microbatches has other passes or edges."""
     free = replace(
         now.step, memory=None, sizes=tuple(size + 1 for size in sizes), partition=now.layers or now.step.partition
     )
@@ -249,11 +249,11 @@ def _same_order(now: Now, sizes: Sizes) -> _Order | None:
 
 
 def of_sizes(profiles: Sequence[Any], names: Sequence[str]) -> Any:
-    """One profile of several of a model, whose microbatches have other numbers of sequences: that of the fewest, where each
-    pass takes what a line through all says, and `fixed_F`, … what that is at no sequences.
+    """One profile from several of the same model with different numbers of sequences in a microbatch. It is that of the
+    fewest sequences, with each pass on a line through all times; `fixed_F`, … are the line's values at no sequences.
 
-    A line is of least squares, with no part below 0. Fact `sizes` has the sizes, `off_line` how far the farthest pass of
-    some µs lies from its line, as a share. Bytes go with the size from the fewest sequences on. names: for errors. Raises
+    Lines are least-squares fits without negative parts. Fact `sizes` has the sizes, `off_line` the largest relative distance
+    of a pass of at least 1 µs from its line. Bytes are scaled from the fewest sequences. names: for errors. Raises BadInput.
     BadInput.
     """
     order = sorted(range(len(profiles)), key=lambda i: sequences_of(profiles[i]))
@@ -279,7 +279,7 @@ def of_sizes(profiles: Sequence[Any], names: Sequence[str]) -> Any:
 
 
 def _line(sizes: Floats, times: Floats) -> tuple[float, float]:
-    """What no sequences take, and each one, by least squares, both 0 at least."""
+    """Least-squares fit: the time without sequences and the time of each one, both at least 0."""
     apart = sizes - sizes.mean()
     each = max(0.0, float(apart @ times / (apart @ apart)))
     fixed = float(times.mean() - each * sizes.mean())

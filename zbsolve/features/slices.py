@@ -1,13 +1,13 @@
-"""A profile's step in sequence slices: what a slice costs with causal attention (SlimPipe, arXiv 2504.14519; Seq1F1B,
-arXiv 2406.03488). Where the sequence is cut is for `cuts` to say.
+"""Slices of sequences in a profile's step: the cost of a slice with causal attention (SlimPipe, arXiv 2504.14519; Seq1F1B,
+arXiv 2406.03488). `cuts` says where the sequence is cut.
 
-A slice that begins at part a of the sequence and ends at part b takes (b − a) of all work but attention's, and b² − a² of
-attention's: of n even ones slice j takes 1/n and (2j + 1)/n². Bytes, messages and weight gradients take b − a.
+A slice from part a of the sequence to part b takes (b − a) of all work except attention's, and b² − a² of attention's: of n
+even ones, slice j takes 1/n and (2j + 1)/n². Bytes, messages and weight gradients take b − a.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil
@@ -21,31 +21,30 @@ from ..problem import Problem
 from ..tables import Ints
 from ..timeline import Floats
 from ..util.errors import Unfit
-from .cuts import CHOICES, SEQUENCE, WHOLE, Cuts, is_even, lengths_of, said_of, tokens_of, whole_tokens
+from .cuts import CHOICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import DIVIDING, Apart, Feature, Field, is_auto
 from .vocabulary import ShardCosts, ShardPasses
 
-ROUNDED = 1e-6  # µs that a line may be below 0 in a file
-ROUNDED_DOWN = 0.5  # µs that a sum loses at most
+ROUNDED = 1e-6  # µs by which a line in a file may be below 0
+ROUNDED_DOWN = 0.5  # µs that rounding takes from a sum at most
 TIMES = ("F", "B", "W", "BW", "X", "all_to_all")
 OF_ATTENTION = {"F": "attention_F", "B": "attention_B", "BW": "attention_B", "X": "attention_F"}
 SIZES = ("held_until_B", "held_until_W", "held_from_B", "output_bytes", "transient", "output_kept", "input_unneeded")
 
 
 def split_by(cuts: Cuts, total: float, attention: float = 0.0) -> list[int]:
-    """`total` of a whole sequence, of which `attention` is causal attention's, slice by slice: whole numbers that add up to
-    it."""
+    """Split `total` µs or bytes, of which `attention` is causal attention's, into slices: integers with that sum."""
     until = [round((total - attention) * at + attention * at**2) for at in cuts]
     return [b - a for a, b in pairwise(until)]
 
 
 def time_of(layer: Layer, kind: str) -> float:
-    """µs of a pass of a whole sequence; of an X whose time nobody knows F's."""
+    """µs of a pass over a whole sequence; for an X of unknown duration that of F."""
     return (layer.X or layer.F) if kind == "X" else float(getattr(layer, kind))
 
 
 def slice_times(layers: Sequence[Layer], kind: str, cuts: Cuts) -> list[int]:
-    """µs of a kind of pass of these layers together, slice by slice."""
+    """µs of a kind of pass of these layers together, for each slice."""
     attention = sum(getattr(layer, OF_ATTENTION[kind]) for layer in layers) if kind in OF_ATTENTION else 0.0
     parts = split_by(cuts, sum(time_of(layer, kind) for layer in layers), attention)
     extra = [sum(row) for row in zip(*(_extra_times(layer, kind, cuts) for layer in layers), strict=True)]
@@ -53,22 +52,22 @@ def slice_times(layers: Sequence[Layer], kind: str, cuts: Cuts) -> list[int]:
 
 
 def _extra_times(layer: Layer, kind: str, cuts: Cuts) -> list[float]:
-    """µs of each slice beyond its part, where that was measured. What is above 0 (launches, kernels that are less efficient,
-    gradients added up) is of a slice whatever its length; what is below 0 goes with its length."""
+    """µs of each slice beyond its part of the whole, if measured. What is positive (launches, less efficient kernels, sums
+    of gradients) counts for each slice of any length; what is negative is proportional to its length."""
     if layer.slice_extra is None:
         return [0.0] * (len(cuts) - 1)
     number, (each, later) = layer.slice_extra.number, getattr(layer.slice_extra, "F" if kind == "X" else kind)
     times = []
     for before, (a, b) in enumerate(pairwise(cuts)):
-        length, begin = (b - a) * number, a * number  # in slices of the measurement
+        length, begin = (b - a) * number, a * number  # in units of the measured slices
         times.append(each * (1 if each > 0 else length) + later * (before if later > 0 else length * begin))
     return times
 
 
 def least_extra(layers: Sequence[Layer], kind: str, counts: Ints) -> Floats:
-    """µs that passes of a kind of these layers take at least beside the whole sequence's, in so many slices of any lengths;
-    shape of `counts`. What goes with length is in sum as for even slices; what goes with length and position is at most half
-    of what it would be for a slice as long as the sequence behind the whole. Each slice's sum may be rounded down."""
+    """A lower bound on the µs by which passes of a kind of these layers exceed the whole sequence's, in `counts` slices of
+    any lengths; shape of `counts`. Terms proportional to length have the same sum as for even slices. Terms that also depend
+    on position are at most half of that for one slice as long as the sequence, after it. Each slice may be rounded down."""
     least, measured = np.zeros(len(counts)), [layer for layer in layers if layer.slice_extra is not None]
     for extra in (layer.slice_extra for layer in measured):
         assert extra is not None
@@ -79,15 +78,15 @@ def least_extra(layers: Sequence[Layer], kind: str, counts: Ints) -> Floats:
 
 
 class Overheads(NamedTuple):
-    """Of all layers' F and backward in slices: what they take together over what the whole sequence takes, and which part of
-    it each slice takes whatever its length."""
+    """For F and backward of all layers in slices: their time together divided by that of the whole sequence, and the share
+    of it that does not depend on a slice's length."""
 
     ratio: float
     share: float
 
 
 def overheads(layers: Sequence[Layer], cuts: Cuts) -> Overheads | None:
-    """None where slices were not measured."""
+    """The overheads of slices with these cuts; None if slices were not measured."""
     if not any(layer.slice_extra for layer in layers):
         return None
     kinds = ("F", "BW") if any(layer.BW for layer in layers) else ("F", "B", "W")
@@ -98,8 +97,20 @@ def overheads(layers: Sequence[Layer], cuts: Cuts) -> Overheads | None:
     return Overheads(taken / whole, min(1.0, fixed / taken)) if whole and taken else None
 
 
+def timed_slices(profile: Any) -> tuple[Cuts, Mapping[str, Mapping[str, float]]] | None:
+    """The cuts with which slices were timed; and layer → kind → the largest distance of a slice from its line, as a part of
+    the line's. None where none were timed."""
+    facts = profile.facts.get("slices")
+    lengths = facts.get("lengths") if isinstance(facts, dict) else None
+    if not lengths:
+        return None
+    errors = facts.get("line_errors")
+    known = {name: row for name, row in errors.items() if isinstance(row, dict)} if isinstance(errors, dict) else {}
+    return cuts_of([float(length) for length in lengths], profile.layers), known
+
+
 def negative_slice(layer: Layer) -> str:
-    """Which of the even slices that a layer's lines are about would take less than no time, in words; or ""."""
+    """An even slice of the measured number that would take a negative time, in words; or ""."""
     if layer.slice_extra is None:
         return ""
     number = layer.slice_extra.number
@@ -107,15 +118,15 @@ def negative_slice(layer: Layer) -> str:
         first, later = getattr(layer.slice_extra, kind)
         attention = getattr(layer, OF_ATTENTION[kind]) if kind in OF_ATTENTION else 0.0
         plain = (time_of(layer, kind) - attention) / number
-        for j in (0, number - 1):  # a line is lowest at an end
+        for j in (0, number - 1):  # a line has its minimum at an end
             if (time := plain + (2 * j + 1) * attention / number**2 + first + later * j) < -ROUNDED:
                 return f"field '{kind}': slice {j} of {number} would take {time:g} µs"
     return ""
 
 
 def widest_slice(profile: Any, cuts: Cuts) -> Any:
-    """The profile where a sequence is the widest slice of this one's, at the mean of positions: times, bytes and messages
-    are parts, parameters whole. `microbatch_factors` are repeated for each slice."""
+    """The profile of sequences that are the widest slice of these, at the mean of its positions: times, bytes and messages
+    are reduced, parameters are not. `microbatch_factors` are repeated for each slice."""
     if cuts == WHOLE:
         return profile
     share, link, costs = max(b - a for a, b in pairwise(cuts)), profile.link, profile.vocabulary
@@ -136,9 +147,9 @@ def widest_slice(profile: Any, cuts: Cuts) -> Any:
 
 
 def without_keys(layer: Layer) -> Layer:
-    """The layer without its keys and values among what its F keeps: `with_slices` counts them."""
+    """The layer without the keys and values that its F keeps, as `with_slices` counts these."""
     first = min(layer.kv_bytes, layer.held_until_B)
-    later = min(layer.kv_bytes - first, layer.held_until_W)  # B frees them, and makes as much that waits for W
+    later = min(layer.kv_bytes - first, layer.held_until_W)  # B frees them, and keeps as much for W
     return replace(
         layer,
         held_until_B=layer.held_until_B - first,
@@ -149,18 +160,18 @@ def without_keys(layer: Layer) -> Layer:
 
 
 def part_of_layer(layer: Layer, share: float, link: Link) -> Layer:
-    """A layer of so much of the sequence, without its keys and values."""
+    """A layer for this share of the sequence, without its keys and values."""
     bare = without_keys(layer)
     times = {name: getattr(bare, name) * share for name in TIMES}
     sizes = {name: ceil(getattr(bare, name) * share) for name in SIZES}
-    # A gradient of the parameters is as large for a part of the sequence.
+    # The gradient of the parameters is not smaller for a part of the sequence.
     sizes["transient"] = max(sizes["transient"], min(layer.transient, layer.parameter_bytes))
     message = _part_of_message(bare.message, share, link)
     return replace(bare, **times, **sizes, message=message, attention_F=0, attention_B=0, slice_extra=None)
 
 
 def _part_of_message(time: float, share: float, link: Link) -> float:
-    """µs of a message that took `time` whole: the link's latency stays."""
+    """µs of a part of a message that took `time` as a whole: the link's latency is not reduced."""
     return min(time, link.latency + max(0.0, time - link.latency) * share)
 
 
@@ -181,13 +192,13 @@ def _check(step: Any) -> None:
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """With the slices of a step that has a microbatch for each (see `with_slices`). Where the profile knows how many tokens
-    a sequence has, uneven slices have lengths in tokens."""
+    """Add slices to a step that has a microbatch for each slice (see `with_slices`). If the profile knows the number of
+    tokens of a sequence, uneven slices have lengths in tokens."""
     cuts, layers, counts = staged.cuts, staged.model.layers, staged.counts
     if cuts == WHOLE:
         return problem
     stages = [[layers[i] for i in here] for here in layer_ranges(counts)]
-    stages += [[]] * (problem.stages - len(stages))  # shards of a vocabulary come behind the model's stages
+    stages += [[]] * (problem.stages - len(stages))  # shards of a vocabulary are numbered after the model's stages
     keys = [split_by(cuts, sum(c.kv_bytes for c in stage)) for stage in stages]
     gathered = [split_by(cuts, sum(c.kv_gradient_bytes or c.kv_bytes for c in stage)) for stage in stages]
     tokens = tokens_of(staged.profile.facts.get(SEQUENCE))
@@ -213,6 +224,7 @@ SLICES = Feature(
     ),
     _check,
     _build,
+    beside={"attention_exchange": False},  # which is between slices
     choices=CHOICES,
     holds={
         "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,

@@ -1,4 +1,4 @@
-"""A step's model on its stages: what they cost and may keep; and the plain step that this makes."""
+"""`Staged`: a step's model on its stages, with their costs and memory; `plain_step`: the step without most features."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .table import Seen, check_together
 
 @dataclass(frozen=True)
 class Staged:
-    """What features know of a step.
+    """What a feature's builder knows of a step.
 
-    step: see `Step`. profile: as the step says, with its links and submeshes. model: that of it which lies on stages, so
-    without a sharded vocabulary; part: the same of the widest slice of a sequence, with `vocabulary` of that. cuts: where
-    sequences are cut. costs: of the part's layers. counts: layers of each stage. left: bytes of each rank for activations,
-    beside all else; None: unlimited.
+    step: see `Step`. profile: with the step's links and submeshes. model: the part of the profile that is on stages: without
+    a sharded vocabulary. part: the same for the widest slice of a sequence; its `vocabulary` is for that slice. cuts: where
+    sequences are cut. costs: of the layers in `part`. counts: layers of each stage. left: bytes of each rank for
+    activations, beside everything else; None: unlimited.
     """
 
     step: Any
@@ -46,37 +46,34 @@ class Staged:
 
     @classmethod
     def of(cls, step: Any, profile: Any, counts: Sequence[int] | None) -> Staged:
-        """counts: None: as `balanced_or_equal` has it. Raises BadInput, Infeasible."""
+        """counts: layers of each stage; None: by `balanced_or_equal`. Raises BadInput, Infeasible."""
         cuts = cuts_of(step.slices, profile.layers, profile.facts.get(SEQUENCE))
         check_together(Seen(step, profile, cuts))
-        part, routes = widest_slice(profile, cuts), step.routes
-        ranks = max(routes[0]) + 1
-        limit = profile.capacity if step.memory is None else bytes_of_ranks(step.memory, step.ranks)
-        (model, _), (in_part, shard) = (on_stages(whole, step.vocabulary, ranks) for whole in (profile, part))
-        costs = StageCosts.of(in_part, routes, step.microbatches * (len(cuts) - 1), limit, step.fused, step.shards, shard)
-        if counts is None:  # what recomputes makes F twice
+        part, costs = widest_slice(profile, cuts), costs_of(step, profile)
+        model, _ = on_stages(profile, step.vocabulary, costs.ranks)
+        if counts is None:  # a stage that recomputes runs F twice
             counts = balanced_or_equal(costs, [c.work + (step.recompute == ALL) * c.F for c in costs.layers])
         checked = costs.check(counts)
         return cls(step, profile, model, part, cuts, costs, checked, _left(costs, checked, step))
 
     @property
     def group(self) -> Any:
-        """Between the ranks of a data-parallel group; the pipeline's where nobody knows it."""
+        """The link between the ranks of a data-parallel group; the pipeline's if it is not known."""
         return self.profile.shard_link or self.profile.link
 
     @property
     def room(self) -> tuple[int, ...] | None:
-        """`left`, where microbatches are alike; of others only `uneven` knows how large they are."""
+        """`left` where microbatches are alike; else None, as only the feature `uneven` knows how large each is."""
         return None if self.profile.microbatch_factors else self.left
 
     @property
     def source(self) -> str:
-        """Where a problem's times come from, and how the backward was split."""
+        """Where a problem's durations come from, and how the backward was split."""
         split = self.model.facts.get("split", "layers")
         return f"{self.model.source}{'' if split == 'layers' else f' with split {split}'}: {self.model.model}"
 
     def of_memory(self, error: Infeasible) -> Infeasible:
-        """What does not fit a rank, with of how much memory, and what keeps less."""
+        """The error for a rank whose memory is too small, with its memory and what would need less."""
         if not str(error).startswith("capacity: rank"):
             return error
         what = "a rank has what parameters, optimizer states, messages and what a pass takes while it runs leave"
@@ -85,8 +82,19 @@ class Staged:
         return Infeasible(f"{error}; {what}{_of(self.costs.limit, self.step.memory)}{less}")
 
 
+def costs_of(step: Any, profile: Any, for_schedule: bool = True) -> StageCosts:
+    """Costs and memory of stages made of the profile's layers, with a microbatch for each slice, as long as the widest one.
+    for_schedule: with the memory limit; else offload and slices have none, since what is held then depends on the schedule.
+    Raises BadInput."""
+    cuts, routes = cuts_of(step.slices, profile.layers, profile.facts.get(SEQUENCE)), step.routes
+    limit = profile.capacity if step.memory is None else bytes_of_ranks(step.memory, step.ranks)
+    limit = limit if for_schedule or (is_none(step.offload) and cuts == WHOLE) else None
+    model, shard = on_stages(widest_slice(profile, cuts), step.vocabulary, max(routes[0]) + 1)
+    return StageCosts.of(model, routes, step.microbatches * (len(cuts) - 1), limit, step.fused, step.shards, shard)
+
+
 def _left(costs: StageCosts, counts: tuple[int, ...], step: Any) -> tuple[int, ...] | None:
-    """Bytes a rank left for activations beside all else; None: unlimited."""
+    """Bytes of each rank for activations, beside everything else; None: unlimited."""
     if costs.limit is None:
         return None
     left, memory = [], step.memory
@@ -104,8 +112,7 @@ def _left(costs: StageCosts, counts: tuple[int, ...], step: Any) -> tuple[int, .
 
 
 def _of(limits: Sequence[int] | None, asked: str | int | None) -> str:
-    """How much memory ranks were given, for messages: as it was `asked`; where that is a bare number, too small to be meant,
-    with its unit."""
+    """The memory that ranks were given, as the user wrote it; a bare number that is too small to be meant with its unit."""
     if limits is None:
         return ""
     if isinstance(asked, str) and all(map(has_unit, asked.split(","))):
@@ -116,16 +123,16 @@ def _of(limits: Sequence[int] | None, asked: str | int | None) -> str:
 
 
 def plain_step(staged: Staged) -> Problem:
-    """The step without features but recompute: with a microbatch for each slice of a sequence, without keys and values where
-    there are several. Raises BadInput, Infeasible."""
+    """The step without features except recompute. With slices it has a microbatch for each slice, without keys and values.
+    Raises BadInput, Infeasible."""
     step, profile, costs, cuts, counts = staged.step, staged.model, staged.costs, staged.cuts, staged.counts
     stages = [[profile.layers[i] for i in here] for here in layer_ranges(counts)]
     parts = [[costs.layers[i] for i in here] for here in layer_ranges(counts)]
     again = recomputed_layers(step.recompute, counts)
-    # What the layers behind them keep is no part of slices: these recompute whole stages.
+    # With slices, whole stages recompute, so nothing is kept by layers that do not.
     beside = [costs.memory.kept_beside(here, n) if n else 0 for here, n in zip(layer_ranges(counts), again, strict=True)]
     inputs = [0, *(0 if b[0].begins else a[-1].output_bytes for a, b in pairwise(stages))]
-    turns = costs.microbatches // (len(cuts) - 1)  # rows have a number, or one a slice of each microbatch
+    turns = costs.microbatches // (len(cuts) - 1)  # a row has one number, or one for each slice of each microbatch
 
     def row(stage: Sequence[Layer], kind: str) -> Any:
         if cuts == WHOLE:
@@ -162,14 +169,14 @@ def plain_step(staged: Staged) -> Problem:
 
 
 def _links(profile: Any, route: Sequence[int]) -> list[Link]:
-    """The link of each boundary between stages: the pipeline's, or between two sites theirs. Raises BadInput."""
+    """The link at each boundary between stages: the pipeline's, or the one between two sites. Raises BadInput."""
     between, ranks = profile.site_link, max(route) + 1
     site = np.zeros(ranks) if between is None else sites_of(between.shared, ranks)
     return [profile.link if between is None or site[a] == site[b] else between for a, b in pairwise(route)]
 
 
 def _held(profile: Any, costs: StageCosts, cuts: Cuts, counts: Sequence[int], again: Sequence[int]) -> dict[str, Any]:
-    """Bytes that stages keep, by the names that `pipeline` has for them."""
+    """Bytes that stages keep, as keyword arguments of `pipeline`."""
     if cuts == WHOLE:
         return dict(costs.memory.held(counts, again))
     bare, turns = replace(costs, layers=tuple(map(without_keys, profile.layers))), costs.microbatches // (len(cuts) - 1)

@@ -1,4 +1,4 @@
-"""The features that a step may have, and what goes with what."""
+"""The table of features, and which of them exclude each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .sizes import SIZES
 from .slices import SLICES
 from .work import WORK
 
-# In the order in which they come into a problem.
+# In the order in which their builders run.
 FEATURES: tuple[Feature, ...] = (
     RECOMPUTE,
     VOCABULARY,
@@ -44,14 +44,14 @@ FIELDS: tuple[Field, ...] = tuple(field for feature in FEATURES for field in fea
 
 
 class Seen(NamedTuple):
-    """What the table's conditions look at: a step, and with a profile that and where its sequences are cut."""
+    """What conditions are about: a step; with a profile also that, and the cuts of its sequences."""
 
     step: Any
     profile: Any = None
     cuts: Cuts = WHOLE
 
 
-# Whether a step has it. What only a profile tells does not hold until there is one.
+# Condition → does a step fulfil it? Conditions that need a profile are false without one.
 CONDITIONS: dict[str, Callable[[Seen], bool]] = {
     "all-to-all": lambda seen: seen.profile is not None and any(layer.all_to_all for layer in seen.profile.layers),
     "several routes": lambda seen: seen.profile is not None and len(seen.step.routes) > 1,
@@ -66,7 +66,7 @@ APART = tuple(row for feature in FEATURES for row in feature.apart)
 
 
 def check_together(seen: Seen) -> None:
-    """Raise BadInput for the first two things that a step has and that do not go together."""
+    """Raise BadInput for the first two conditions that a step fulfils though they exclude each other."""
     for row in APART:
         if CONDITIONS[row.one](seen) and CONDITIONS[row.other](seen):
             raise row.error(f"{row.one}: {row.why}")

@@ -1,4 +1,4 @@
-"""What a vocabulary that is sharded over all ranks costs (arXiv 2411.05288): shards, collectives, what is left."""
+"""Costs of a vocabulary that is sharded over all ranks (arXiv 2411.05288): shards, collectives, the rest of the layers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..util.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class ShardPasses:
-    """S and T of one shard for one microbatch, µs each. held: bytes that S keeps until T ends, without the hidden states and
-    their gradient. transient: the most bytes that a pass takes on top of that while it runs. merge: µs of the shard's own
-    work at the barrier, with one its part of the input gradient."""
+    """Passes S and T of one shard for one microbatch, µs each. held: bytes that S keeps until T ends, without the hidden
+    states and their gradient. transient: the most further bytes inside a pass. merge: µs of the shard's own work at the
+    barrier; with a single barrier that includes its part of the input gradient."""
 
     S: float
     T: float
@@ -26,13 +26,13 @@ class ShardPasses:
 
 @dataclass(frozen=True, slots=True)
 class ShardCosts:
-    """A vocabulary in `ranks` parts; costs are those of the largest.
+    """The costs of a vocabulary in `ranks` shards; those of the largest one.
 
-    one: with one barrier (algorithm 2: S makes its part of the input gradient, T the weight gradient alone). two: with two
-    (algorithm 1: T makes both). parameter_bytes: of a shard of the output's weight and, where it is sharded and not tied,
-    of the embedding's; frozen_bytes: those of them that are not trained. lookup: µs that the shard's embedding takes for one
-    microbatch, there or back (the longer), without the collective. broadcast, reduce, statistics: µs of the collectives
-    where they were measured on so many ranks. scaled: from which rows this one was made, where nobody measured it.
+    one: with one barrier (algorithm 2: S computes the shard's part of the input gradient, T only the weight gradient). two:
+    with two (algorithm 1: T computes both). parameter_bytes: of a shard of the output's weight and, if it is sharded and not
+    tied, of the embedding's; frozen_bytes: those that are not trained. lookup: µs of the shard's embedding for one
+    microbatch, forward or backward (the longer), without the collective. broadcast, reduce, statistics: µs of the
+    collectives, if measured on this number of ranks. scaled: if not measured, from which rows this one is computed.
     """
 
     ranks: int
@@ -49,14 +49,14 @@ class ShardCosts:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyCosts:
-    """What the sharded output layer, loss and input embedding of a model cost.
+    """The costs of the sharded output layer, loss and input embedding of a model.
 
-    source: where the shards' times come from, as in `Profile.source`. size: rows of the output's weight. hidden_bytes: the
-    last hidden states of one microbatch. statistic_bytes: what one shard tells the others at the barrier, two numbers a
-    token of a microbatch. output: the number of the layer that ends with logits and loss, the last; output_rest: what stays
-    of it where it is. embedding, embedding_rest: the same of the input embedding, the first layer; None where it is not
-    sharded. tied: output and embedding share one weight. shards: a row each number of ranks, ascending. Raises BadInput for
-    what makes no sense.
+    source: where the shards' times come from, as in `Profile.source`. size: rows of the output's weight. hidden_bytes: of
+    the last hidden states of one microbatch. statistic_bytes: what a shard sends to the others at the barrier, two numbers
+    for each token of a microbatch. output: the number of the layer with logits and loss, the last one; output_rest: what is
+    left of it on its stage. embedding, embedding_rest: the same for the input embedding, the first layer; None if it is not
+    sharded. tied: output and embedding share a weight. shards: a row for each number of ranks, ascending. Raises BadInput
+    for values that make no sense. what makes no sense.
     """
 
     source: str
@@ -80,8 +80,8 @@ class VocabularyCosts:
             raise BadInput("vocabulary: tied: an embedding that shares the output's weight is sharded with it")
 
     def shard(self, ranks: int) -> ShardCosts:
-        """The row of so many ranks; where there is none, one interpolated in 1/ranks between its neighbours, or scaled from
-        the nearest rows, which `scaled` says. Raises BadInput for more ranks than words."""
+        """The row for this number of ranks. If there is none, it is interpolated in 1/ranks between its neighbours, or
+        scaled from the nearest rows, and `scaled` says so. Raises BadInput for more ranks than words."""
         self._check(ranks)
         rows = {row.ranks: row for row in self.shards}
         return rows[ranks] if ranks in rows else self._made(ranks)
@@ -91,32 +91,32 @@ class VocabularyCosts:
         return self._part(ranks, self.shards[0].parameter_bytes)
 
     def frozen_bytes(self, ranks: int) -> int:
-        """The same of those that are not trained."""
+        """Bytes of the largest shard's parameters that are not trained."""
         return self._part(ranks, self.shards[0].frozen_bytes)
 
     def _part(self, ranks: int, size: int) -> int:
-        """Bytes of the largest of so many shards, where one of the first row has `size`."""
+        """Bytes of the largest of `ranks` shards, if the largest one in the first row has `size`."""
         self._check(ranks)
         return ceil(self.size / ranks) * size // ceil(self.size / self.shards[0].ranks)
 
     def broadcast(self, ranks: int, link: Link) -> float:
-        """µs until all ranks have the hidden states of one microbatch: measured, else the shorter of a binomial tree and of
-        scatter and all-gather over the pipeline's link (Thakur et al. 2005, doi 10.1177/1094342005051521)."""
+        """µs until all ranks have the hidden states of one microbatch: as measured, else the shorter of a binomial tree and
+        of scatter and all-gather over the pipeline's link (Thakur et al. 2005, doi 10.1177/1094342005051521)."""
         return self._collective(ranks, "broadcast", _rooted(ranks, self.hidden_bytes, link, ranks - 1))
 
     def reduce(self, ranks: int, link: Link) -> float:
-        """µs until one rank has the sum of all shards' input gradients, or of their parts of the embedding's output:
+        """µs until one rank has the sum of all shards' input gradients, or of their parts of the embedding's output: as
         measured, else the shorter of a binomial tree and of reduce-scatter and gather (same source)."""
         return self._collective(ranks, "reduce", _rooted(ranks, self.hidden_bytes, link, log2(ranks)))
 
     def statistics(self, ranks: int, link: Link) -> float:
-        """µs until all ranks have every shard's sums of exponentials and label's logits: measured, else an all-gather by
-        recursive doubling (same source)."""
+        """µs until all ranks have every shard's sums of exponentials and logits of labels: as measured, else an all-gather
+        by recursive doubling (same source)."""
         gathered = log2(ranks) * link.latency + (ranks - 1) * self.statistic_bytes / link.bytes_per_us
         return self._collective(ranks, "statistics", gathered)
 
     def passes(self, ranks: int, link: Link, barriers: int = 1) -> Vocabulary:
-        """What `with_vocabulary` takes, one number for all ranks: whole µs and bytes. Raises BadInput."""
+        """The argument of `with_vocabulary`, the same for all ranks: whole µs and bytes. Raises BadInput."""
         if barriers not in BARRIERS:
             raise BadInput(f"vocabulary: barriers: {barriers}: 1 (the paper's algorithm 2) or 2 (algorithm 1)")
         row = self.shard(ranks)
@@ -135,7 +135,7 @@ class VocabularyCosts:
         )
 
     def rest(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
-        """The model's layers with what stays of the output layer and of the embedding in their places."""
+        """The model's layers, with the rests of the output layer and of the embedding in their places."""
         rests = [*layers]
         rests[self.output] = self.output_rest
         if self.embedding is not None and self.embedding_rest is not None:
@@ -143,7 +143,7 @@ class VocabularyCosts:
         return tuple(rests)
 
     def check(self, layers: int) -> None:
-        """Raise BadInput where a model of so many layers does not end with this output layer."""
+        """Raise BadInput where this output layer is not the last of this many layers, or the embedding not the first."""
         if self.output != layers - 1 or self.embedding not in (None, 0) or layers == 1:
             place = f"output is layer {self.output} and embedding {self.embedding} of {layers} layers"
             raise BadInput(f"vocabulary: {place}: the last one, and the first one or none, are needed")
@@ -157,7 +157,7 @@ class VocabularyCosts:
         return modelled if known in ([], [None]) else known[0]
 
     def _made(self, ranks: int) -> ShardCosts:
-        """A row that is not there, from the two nearest ones, or the only one."""
+        """A missing row, from the two nearest ones or the only one."""
         below = [row for row in self.shards if row.ranks < ranks]
         above = [row for row in self.shards if row.ranks > ranks]
         nearest = [below[-1], above[0]] if below and above else below[-2:][::-1] or above[:2]
@@ -168,7 +168,7 @@ class VocabularyCosts:
             return _line(ranks, [(row.ranks, read(row)) for row in nearest])
 
         first, second = _passes_at(at, lambda row: row.one), _passes_at(at, lambda row: row.two)
-        if not (below and above):  # what is done at the barrier is done for each token
+        if not (below and above):  # work at the barrier depends on tokens, not on the shard's size
             first, second = replace(first, merge=nearest[0].one.merge), replace(second, merge=nearest[0].two.merge)
         return ShardCosts(
             ranks,
@@ -187,9 +187,9 @@ def _passes_at(at: Callable[[Callable[[ShardCosts], float]], float], of: Callabl
 
 
 def _line(ranks: int, rows: Sequence[tuple[int, float]]) -> float:
-    """The value at `ranks` on the line in 1/ranks through two rows (ranks, value). Beyond them, what lies between the first
-    row's value and that value in proportion: a shard's cost has a part that does not shrink, but grows no faster than the
-    shard."""
+    """The value at `ranks` on the line in 1/ranks through two rows (ranks, value). Outside of them it is limited to the
+    range between the first row's value and that value scaled in proportion: a shard's cost has a part that does not shrink,
+    but it grows no faster than the shard."""
     near, value = rows[0]
     proportional = value * near / ranks
     if len(rows) == 1:
@@ -202,7 +202,7 @@ def _line(ranks: int, rows: Sequence[tuple[int, float]]) -> float:
 
 
 def _rooted(ranks: int, size: int, link: Link, starts: float) -> float:
-    """µs of one rank's bytes to all or of all ranks' bytes to one: the shorter of a binomial tree, ⌈log₂ p⌉ messages, and
-    of two halves that each send (p − 1)/p of the bytes; starts: messages of the second half, the first has log₂ p."""
+    """µs to send one rank's bytes to all, or all ranks' bytes to one: the shorter of a binomial tree, ⌈log₂ p⌉ messages, and
+    of two phases that each send (p − 1)/p of the bytes. starts: messages of the second phase; the first has log₂ p."""
     tree = ceil(log2(ranks)) * link.time(size)
     return min(tree, (log2(ranks) + starts) * link.latency + 2 * (ranks - 1) / ranks * size / link.bytes_per_us)

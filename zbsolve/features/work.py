@@ -1,4 +1,4 @@
-"""Work of a user's own beside the step, put where ranks would wait: what is said of it, as `with_work` takes it."""
+"""A user's own work beside the step, scheduled where ranks would wait: the option's text as arguments of `with_work`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .feature import Feature, Field
 Works = tuple[Work, ...]
 FORM = re.compile(r"(?P<ranks>any)?(?P<these>[\d,-]*):(?P<time>[^/:]+)(?:/(?P<pieces>\d+|most))?(?P<rest>(?::\w+=[^:]+)*)")
 NUMBER, SEVERAL, TIME = "a number", "numbers such as 0,2-3", "a time such as 2ms"
-KEYS: dict[str, tuple[str, str, Callable[[str], Any]]] = {  # word → field of Work, what it is, how it is read
+KEYS: dict[str, tuple[str, str, Callable[[str], Any]]] = {  # key → (field of Work, what it is, parser)
     "before": ("before", NUMBER, int),
     "after": ("after", NUMBER, int),
     "takes": ("takes", NUMBER, int),
@@ -32,7 +32,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _read(said: str) -> Works:
-    """Works from words such as "0-3:40ms/8" and "any:1s/100:held=2GiB". Raises BadInput."""
+    """Works from text such as "0-3:40ms/8" or "any:1s/100:held=2GiB". Raises BadInput."""
     works: list[Work] = []
     for word in said.split():
         where, known = f"work '{word[:40]}'", FORM.fullmatch(word)
@@ -62,7 +62,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
 
 
 def _told(problem: Problem) -> Works | None:
-    """None where there is none. Its times alone: what waits for what, and bytes, only its edges say."""
+    """The works of a problem, or None; only their times, as dependencies and bytes are only in its edges."""
     p, rows = problem.passes, problem.rows("J")
     streams = [p.stream_sets[p.streams[i]][0].split(":")[0] for i in rows]
     return tuple(Work(int(p.rank[i]), int(p.duration[i]), stream=on) for i, on in zip(rows, streams, strict=True)) or None

@@ -1,10 +1,9 @@
-"""Simulated annealing over target starts: single ones, or patterns that repeat. A trial counts by what it is decoded to, so
-each is a legal schedule.
+"""Simulated annealing over target starts: of single passes, or of patterns that repeat. Each trial is judged by the schedule
+that decoding makes of it, which is always legal.
 
-A building block must be legal where it is repeated as it is. Here microbatches only have alike targets, or alike ones in
-turn, and decoding mends overlaps and memory. There are few unknowns (an offset a lane, the period), and each move shifts the
-whole steady state. Ramps gain from shifts of single passes afterwards.
-"""
+A repeated building block must be legal as it is. In a pattern, microbatches only have the same target offsets (or take
+several rows of offsets in turn), and decoding repairs overlaps and memory. So there are few unknowns (an offset for each
+lane, and the period), and each move shifts the whole steady state. Afterwards shifts of single passes improve the ramps."""
 
 from __future__ import annotations
 
@@ -17,22 +16,22 @@ from ..util.kernels import kernel
 from .arrays.microbatch import MicrobatchGraph, reversed_graph
 from .decoding import Decoded, DecodeRule, decode, decode_fast, repeat_rows
 
-# --- Justification: everything pushed late, then early again (Valls, Ballestín and Quintanilla, 2005); it shortens ramps ---
+# --- Justification: shift all passes late, then early again (Valls, Ballestín and Quintanilla, 2005); it shortens ramps ---
 
 
 FILL_ALL = DecodeRule(0, 0, 2)
 
 
 def justified(g: MicrobatchGraph, start: Ints, rule: DecodeRule) -> Decoded | None:
-    """The schedule of starts, µs, shape (lanes, microbatches), pushed late and, as the rule says, early again; None where
-    one of the two does not fit the memory."""
+    """The schedule after all passes were shifted late, and then early again by `rule`; None if one of both does not fit the
+    memory. start: µs, shape (lanes, microbatches)."""
     back = reversed_graph(g)
     late = decode(back, _mirrored(g, start), FILL_ALL)
     return None if late is None else decode(g, _mirrored(back, late.start), rule)
 
 
 def _mirrored(g: MicrobatchGraph, start: Ints) -> Ints:
-    """Times of the reversed problem, shape (lanes, microbatches): what ended last starts first."""
+    """Starts of the time-reversed problem, shape (lanes, microbatches): what ends last starts first."""
     end = start + g.duration[:, None]
     times: Ints = (end.max() - end)[::-1, ::-1]
     return np.ascontiguousarray(times)
@@ -42,12 +41,9 @@ def _mirrored(g: MicrobatchGraph, start: Ints) -> Ints:
 
 
 class Annealing(NamedTuple):
-    """How long and how hot to anneal.
-
-    shifts: by how much a move may shift target starts, µs; target: the value, µs, at which to stop; rounds: trials;
-    heat: µs of loss that are taken lightly at first; seed: of the random numbers; ended: shape (1,), not 0 from when on no
-    further trial is wanted (see `Clock`), where layers move.
-    """
+    """Options of an annealing. shifts: by which a move may shift target starts, µs. target: the value at which to stop, µs.
+    rounds: the number of trials. heat: the temperature at first, µs. seed: of random numbers. ended: shape (1,), not 0 once
+    the annealing should stop (see `Clock`); used if layers move."""
 
     shifts: Ints
     target: int
@@ -59,8 +55,8 @@ class Annealing(NamedTuple):
 
 @kernel
 def total_length(g: MicrobatchGraph, start: Ints) -> int:
-    """Sum over ranks of the last end (less the first start where the objective is the span), µs, of start times of shape
-    (lanes, microbatches). Among schedules of one value the annealings prefer a small one."""
+    """The sum over ranks of the last end, for the span less the first start, µs. It breaks ties between schedules of equal
+    value in annealing. start: µs, shape (lanes, microbatches)."""
     total = 0
     for rank in range(len(g.capacity)):
         first, last = 1 << 60, 0
@@ -105,10 +101,10 @@ def _shift(g: MicrobatchGraph, target: Ints, shifts: Ints) -> None:
 
 
 class Layers(NamedTuple):
-    """The layers behind a graph's lanes: of each lane its stage, and its row of `time`, F, B (or BW), W. counts: layers of
-    each stage; none: they do not move. time: µs of the layers before a, shape (rows, layers + 1); held: bytes that they
-    keep after F, after B, and all the time, shape (3, layers + 1); room: bytes of each rank for all that; beside: µs
-    of each lane that no layer takes. alone: only layers move, and each trial begins with the first targets.
+    """The layers behind a graph's lanes, to move layers between stages. counts: layers of each stage; empty: they do not
+    move. stage, row: of each lane; row 0 is F, 1 is B or BW, 2 is W. time[row, a]: µs of the layers before a. held[k, a]:
+    bytes of the layers before a, after F, after B, and always. room: bytes of each rank for all these. beside: µs of each
+    lane beside its layers. alone: only layers move, and each trial uses the first targets.
     """
 
     counts: Ints
@@ -128,7 +124,7 @@ LAYER_SHARE = 0.4  # of trials move layers
 
 @kernel
 def _weigh(g: MicrobatchGraph, layers: Layers) -> None:
-    """What lanes take and hold with so many layers a stage, written into the graph."""
+    """Write times and bytes of lanes into the graph, for the present `layers.counts`."""
     ends = np.zeros(len(layers.counts) + 1, np.int64)
     ends[1:] = np.cumsum(layers.counts)
     g.capacity[:] = layers.room
@@ -144,7 +140,7 @@ def _weigh(g: MicrobatchGraph, layers: Layers) -> None:
 
 @kernel
 def _move_layers(counts: Ints, ranks: int) -> None:
-    """Move up to three layers once or twice, in place: to a stage beside, to one of the same rank in a loop, to any."""
+    """Move up to three layers, once or twice, in place: to a neighbouring stage, `ranks` stages away, or to any stage."""
     for _ in range(1 + np.random.randint(2)):
         giver, step = np.random.randint(len(counts)), 1 if np.random.randint(2) == 0 else -1
         how, many = np.random.randint(3), 1 if np.random.randint(3) > 0 else 1 + np.random.randint(3)
@@ -160,8 +156,8 @@ def _move_layers(counts: Ints, ranks: int) -> None:
 def _anneal_targets(
     g: MicrobatchGraph, begin: Decoded, annealing: Annealing, layers: Layers
 ) -> tuple[int, Ints, Ints, DecodeRule]:
-    """`anneal_targets`, compiled: value, start, order and rule of the best schedule found, whose layers are then in
-    `layers.counts`. The value is −1 where what it begins with does not fit the memory."""
+    """`anneal_targets`, compiled: value, start, order and rule of the best schedule, whose layers are then in
+    `layers.counts`. The value is −1 if the start does not fit the memory."""
     np.random.seed(annealing.seed)
     rounds, cool = annealing.rounds, max(annealing.heat / 50, 1e-3)
     heat = max(annealing.heat, cool)
@@ -212,9 +208,8 @@ def _anneal_targets(
 
 
 def anneal_targets(g: MicrobatchGraph, begin: Decoded, annealing: Annealing, layers: Layers = NO_LAYERS) -> Decoded:
-    """The best schedule that annealing over target starts finds from those of `begin`; `begin` itself where none is
-    better. With layers, over these too: both the graph and `layers.counts` change with them, and the schedule is of the
-    latter."""
+    """The best schedule that annealing over target starts finds from `begin`; `begin` itself if none is better. If `layers`
+    are given, they move too: then the graph and `layers.counts` are changed, and the schedule is for the latter."""
     value, start, order, rule = _anneal_targets(g, begin, annealing, layers)
     return begin if value < 0 or value > begin.value else Decoded(int(value), start, order, DecodeRule(*rule))
 
@@ -223,8 +218,8 @@ def anneal_targets(g: MicrobatchGraph, begin: Decoded, annealing: Annealing, lay
 
 
 class Pattern(NamedTuple):
-    """Target offsets, µs, shape (k, lanes): microbatch j takes row j mod k, and starts j periods (µs) later. `rule` is what
-    it is decoded with."""
+    """Target offsets, µs, shape (k, lanes): microbatch j takes row j mod k, and starts j periods (µs) later. rule: by which
+    it is decoded."""
 
     offset: Ints
     period: int
@@ -233,8 +228,8 @@ class Pattern(NamedTuple):
 
 @kernel
 def _bend(g: MicrobatchGraph, offset: Ints, step: int) -> None:
-    """Shift offsets by `step` µs, in place: of one lane, of all from one on (at once or more and more), of some in a row,
-    or of sinks; in all rows or in one."""
+    """Shift offsets by `step` µs, in place: of one lane, of all from one on (equally or increasingly), of some in a row, or
+    of sinks; in all rows or in one."""
     rows, lanes = offset.shape
     first, last = 0, rows
     if rows > 1 and np.random.randint(2) == 0:
@@ -263,10 +258,10 @@ def _bend(g: MicrobatchGraph, offset: Ints, step: int) -> None:
 def _anneal_pattern(
     g: MicrobatchGraph, begin: Pattern, rules: Ints, annealing: Annealing, best: Ints
 ) -> tuple[int, Ints, Ints, int]:
-    """`anneal_pattern`, compiled: value (−1 where no trial fits the memory), start, order and period of the best pattern.
+    """`anneal_pattern`, compiled: value (−1: no trial fits the memory), start, order and period of the best pattern.
 
-    Its offsets are written to `best`, shape (k, lanes). rules: shape (n, 3), a `DecodeRule` a row. The last row is the best
-    pattern's rule, at first that of `begin`; a move may choose it as any other.
+    Its offsets are written to `best`, shape (k, lanes). rules: shape (n, 3), a `DecodeRule` in each row. The last row
+    becomes the best pattern's rule; at first it is that of `begin`.
     """
     np.random.seed(annealing.seed)
     shifts, rounds, share = annealing.shifts, annealing.rounds, 8.0 * len(g.capacity)
@@ -312,8 +307,8 @@ def _anneal_pattern(
 def anneal_pattern(
     g: MicrobatchGraph, begin: Pattern, rules: tuple[DecodeRule, ...], annealing: Annealing
 ) -> tuple[Pattern, Decoded] | None:
-    """The best pattern that annealing finds from `begin`, and the schedule that it is decoded to; None where no trial fits
-    the memory. `rules`: what else to decode with."""
+    """The best pattern that annealing finds from `begin`, and its decoded schedule; None if no trial fits the memory. rules:
+    further rules to decode with."""
     offset = begin.offset.copy()
     tried = np.array([*rules, begin.rule], np.int64)
     value, start, order, period = _anneal_pattern(g, begin, tried, annealing, offset)

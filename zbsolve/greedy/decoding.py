@@ -1,11 +1,11 @@
 """From target starts to a schedule: serial schedule generation, then a simulation that fills gaps.
 
-`decode` takes a target start for every pass. Sorted by it, and mended where the memory does not allow it, each rank's
-passes form an order (the serial schedule-generation scheme of project scheduling; Kolisch, 1996). Then the ranks run
-their orders through time; while a rank's next pass waits for another rank, the rank may start a later one, wherever the
-rest of the order still fits the memory afterwards. On a rank with one stream the order alone decides the memory, so an
-order that fits stays one that fits, and none of this can deadlock. Squeezing a repeated building block and re-ordering
-its ramps are the steps of arXiv 2405.15362, section 3.3; here the same simulation does both.
+`decode` takes a target start for every pass. Sorted by it, and repaired where memory does not allow it, the passes of each
+rank form an order (the serial schedule-generation scheme of project scheduling; Kolisch, 1996). Then the ranks run their
+orders through time. While a rank's next pass waits for another rank, the rank may start a later pass (a *filler*), if the
+rest of the order still fits the memory afterwards. With one stream a rank, the order alone decides the memory: so an order
+that fits stays one that fits, and no deadlock is possible. Squeezing a repeated building block and re-ordering its ramps
+are two steps in arXiv 2405.15362, section 3.3; here one simulation does both. A *sink* is a pass that no pass waits for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .arrays.problem_arrays import NEVER
 
 @kernel
 def first_at_once(ranks: int) -> Ints:
-    """The tree of so many ranks whose moment is 0."""
+    """A tournament tree over so many ranks, each with time 0. Leaf `width + rank` has a rank's time, inner nodes minima."""
     width = 1
     while width < ranks:
         width *= 2
@@ -37,7 +37,7 @@ def first_at_once(ranks: int) -> Ints:
 
 @kernel
 def first_of(tree: Ints) -> int:
-    """The rank whose moment, tree[1], is the first; of several the one of least number."""
+    """The rank with the least time, which is tree[1]; of several the lowest rank."""
     at, width = 1, len(tree) // 2
     while at < width:
         at *= 2
@@ -48,14 +48,14 @@ def first_of(tree: Ints) -> int:
 
 @kernel
 def bring_forward(tree: Ints, rank: int, moment: int) -> None:
-    """Give a rank another moment where that is earlier than its own."""
+    """Lower a rank's time to `moment`, if that is earlier."""
     if moment < tree[len(tree) // 2 + rank]:
         put(tree, rank, moment)
 
 
 @kernel
 def put(tree: Ints, rank: int, moment: int) -> None:
-    """Give a rank another moment."""
+    """Set a rank's time."""
     at = len(tree) // 2 + rank
     tree[at] = moment
     at //= 2
@@ -67,16 +67,16 @@ def put(tree: Ints, rank: int, moment: int) -> None:
         at //= 2
 
 
-LOOKAHEAD = 512  # passes of the order that a rank looks through for a filler, at most
+LOOKAHEAD = 512  # the most passes of its order over which a rank checks the memory for a filler
 
 
 class DecodeRule(NamedTuple):
     """How ranks deviate from the order of the target starts.
 
-    early: when passes that others wait for go before sinks (weight gradients): 0 as the order says, 1 once the rank has
-      nothing more to take, 2 always.
-    slack: a filler may delay the next pass by this share of the filler's length, in 1/16.
-    fillers: 1 only sinks fill gaps, 2 whatever fits does.
+    early: when other passes go before sinks (weight gradients): 0 as in the order, 1 once the rank has no more passes that
+      take memory, 2 always.
+    slack: a filler may delay the next pass by this share of the filler's duration, in 1/16.
+    fillers: which passes fill gaps: 1 sinks only, 2 all that fit.
     """
 
     early: int = 1
@@ -88,8 +88,8 @@ PLAIN_RULE = DecodeRule()
 
 
 class Decoded(NamedTuple):
-    """A decoded schedule: its value, µs; start times, µs, shape (lanes, microbatches); each rank's passes in order as
-    lane · microbatches + microbatch, rank after rank; and the rule that it was decoded with."""
+    """A decoded schedule. value: µs. start: µs, shape (lanes, microbatches). order: each rank's passes in order, rank after
+    rank, as lane · microbatches + microbatch. rule: by which it was decoded."""
 
     value: int
     start: Ints
@@ -98,22 +98,22 @@ class Decoded(NamedTuple):
 
 
 def decode(g: MicrobatchGraph, target: Ints, rule: DecodeRule = PLAIN_RULE) -> Decoded | None:
-    """The schedule that target starts, µs, shape (lanes, microbatches), are decoded to; None where no order of a rank's
-    lanes fits its memory."""
+    """The schedule that decoding makes of target starts; None if no order of a rank's lanes fits its memory. target: µs,
+    shape (lanes, microbatches)."""
     value, start, order = decode_fast(g, target, rule)
     return None if value < 0 else Decoded(value, start, order, rule)
 
 
 def serial_order(g: MicrobatchGraph, target: Ints) -> Ints | None:
-    """Each rank's passes by target start, µs, shape (lanes, microbatches), as far as its memory allows it; as
-    `Decoded.order`. None where no order fits."""
+    """Each rank's passes sorted by target start, as far as memory allows it, in the form of `Decoded.order`; None if no
+    order fits. target: µs, shape (lanes, microbatches)."""
     order = np.empty(target.size, np.int64)
     return order if _serial_order(g, target, order) else None
 
 
 def repeated_targets(g: MicrobatchGraph, offset: Ints, period: int) -> Ints:
-    """Target starts of a block repeated every `period` µs, shape (lanes, microbatches). With several rows of offsets,
-    shape (k, lanes), microbatches take them in turn."""
+    """Target starts of a block that repeats every `period` µs, shape (lanes, microbatches). offset: µs, shape (lanes,), or
+    (k, lanes): then microbatches take the rows in turn."""
     rows = np.ascontiguousarray(np.atleast_2d(offset), np.int64)
     target = np.empty((rows.shape[1], g.microbatches), np.int64)
     repeat_rows(rows, period, target)
@@ -137,8 +137,8 @@ def repeat_rows(rows: Ints, period: int, target: Ints) -> None:
 
 @kernel
 def _serial_order(g: MicrobatchGraph, target: Ints, order: Ints) -> bool:
-    """Fill `order` with each rank's passes by target start, a pass that does not fit the memory after the ones that free
-    it. Returns False where none fits."""
+    """Fill `order` with each rank's passes by target start; a pass that does not fit the memory comes after those that free
+    it. Returns False if none fits."""
     lanes, m = target.shape
     position = np.zeros(lanes, np.int64)
     at = 0
@@ -169,25 +169,25 @@ def _serial_order(g: MicrobatchGraph, target: Ints, order: Ints) -> bool:
     return True
 
 
-# What the simulation knows at one moment: three tables of records. A compiled function counts a reference to every array
-# that it is given. With this state in a tuple of arrays, decoding took four times as long.
+# The state of the simulation: three tables of records. (As a tuple of arrays it made decoding four times as slow, since a
+# compiled function counts a reference to every array that it is given.)
 #
-# A lane: rank; duration, µs; taken and freed, bytes; sink, 0 or 1; before_sinks, 1 where nothing but sinks wait for the
-#   lane, so that a delay of it delays no other pass; next_pass (−1: none is left).
+# A lane: rank; duration, µs; taken and freed, bytes; sink, 0 or 1; before_sinks, 1 if only sinks wait for the lane, so that
+#   delaying it delays no other pass; next_pass (−1: none is left).
 _LANE = record("rank duration taken freed sink before_sinks next_pass")
 # A pass (lane · microbatches + microbatch): following and previous, its neighbours in the rest of its rank's order (−1:
-#   none); place, in the order at first; ready, when what it waits for has arrived so far, µs; waiting, for how many passes.
+#   none); place, in the first order; ready, when the inputs so far have arrived, µs; waiting, how many inputs are missing.
 _PASS = record("following previous place ready waiting")
 # A rank: first:last, its lanes in `rank_lanes`; capacity and used, bytes; head, the first pass of the rest of its order;
-#   takers, how many passes that take memory are left; begin, where the next pass goes in the order that is made; free, when
-#   its pass ends, µs; opened, when its first one started (−1: not yet); to_go, µs of its passes that are left and of what
-#   comes behind the last one at least.
+#   takers, how many passes that take memory are left; begin, where its next pass goes in the new order; free, when its pass
+#   ends, µs; opened, when its first pass started (−1: not yet); to_go, µs of its passes that are left, and the least time
+#   behind the last one.
 _RANK = record("first last capacity used head takers begin free opened to_go")
 
 
 @kernel
 def _before_sinks(g: MicrobatchGraph, lane: int) -> int:
-    """1 where nothing but sinks wait for the lane, as for the first stage's B, else 0."""
+    """1 if only sinks wait for the lane, such as for the first stage's B; else 0."""
     for e in range(g.out_first[lane], g.out_first[lane + 1]):
         if g.sink[g.out_lane[e]] == 0:
             return 0
@@ -196,7 +196,7 @@ def _before_sinks(g: MicrobatchGraph, lane: int) -> int:
 
 @kernel
 def _tables(g: MicrobatchGraph, order: Ints, m: int) -> tuple[Records, Records, Records]:
-    """The records of lanes, passes and ranks before anything has started, with these orders, rank after rank."""
+    """The records of lanes, passes and ranks before anything has started. order: as `Decoded.order`."""
     lanes, passes, ranks = np.empty(len(g.rank), _LANE), np.empty(len(order), _PASS), np.empty(len(g.capacity), _RANK)
     for lane in range(len(lanes)):
         row = lanes[lane]
@@ -221,8 +221,7 @@ def _tables(g: MicrobatchGraph, order: Ints, m: int) -> tuple[Records, Records, 
 
 @kernel
 def _to_go(g: MicrobatchGraph, m: int) -> Ints:
-    """Of each rank: µs of all its passes and of what comes behind the last one, at least; where the objective is the span,
-    of its passes alone."""
+    """For each rank µs of all its passes, and the least time behind the last one; for the span, of its passes alone."""
     behind, to_go = np.zeros(len(g.rank), np.int64), np.full(len(g.capacity), NEVER, np.int64)
     for lane in range(-1 if g.span else len(g.rank) - 1, -1, -1):
         for e in range(g.out_first[lane], g.out_first[lane + 1]):
@@ -236,7 +235,7 @@ def _to_go(g: MicrobatchGraph, m: int) -> Ints:
 
 @kernel
 def _fits(lanes: Records, passes: Records, row: Row, m: int, i: int) -> bool:
-    """Whether the rest of the order of the rank `row` holds its memory with pass i moved before all others."""
+    """Whether the rest of a rank's order fits its memory if pass i moves to its front. row: the rank's record."""
     change = lanes[i // m].taken - lanes[i // m].freed
     if change <= 0:
         return True
@@ -254,14 +253,14 @@ def _fits(lanes: Records, passes: Records, row: Row, m: int, i: int) -> bool:
 
 @kernel
 def _choose(lanes: Records, passes: Records, row: Row, rank_lanes: Ints, rule: DecodeRule, m: int, now: int) -> int:
-    """The pass that the rank `row` starts now, or −1."""
+    """The pass that a rank starts now, or −1. row: the rank's record."""
     head = row.head
     leads = lanes[head // m].sink == 1
     favour = rule.early == 2 or (rule.early == 1 and row.takers == 0)
     if passes[head].waiting == 0 and passes[head].ready <= now and not (favour and leads):
         return int(head)
     arrival = 1 << 50  # not 60: it is multiplied below
-    later = arrival  # when the first of the others that somebody waits for arrives
+    later = arrival  # when the first other pass that is no sink is ready
     best, filler = -1, -1
     for h in range(row.first, row.last):
         lane = lanes[rank_lanes[h]]
@@ -298,7 +297,7 @@ def _choose(lanes: Records, passes: Records, row: Row, rank_lanes: Ints, rule: D
 
 @kernel
 def _take_out(lane: Row, passes: Records, row: Row, m: int, i: int) -> None:
-    """Take pass i of `lane`, which starts now, out of the rest of the order of the rank `row`."""
+    """Pass i of `lane` starts: take it out of the rest of its rank's order. row: the rank's record."""
     following, previous = passes[i].following, passes[i].previous
     row.used += lane.taken - lane.freed
     row.takers -= lane.taken > 0
@@ -313,8 +312,8 @@ def _take_out(lane: Row, passes: Records, row: Row, m: int, i: int) -> None:
 
 @kernel
 def decode_fast(g: MicrobatchGraph, target: Ints, rule: DecodeRule, limit: float = np.inf) -> tuple[int, Ints, Ints]:
-    """`decode`, compiled: (value, start, order) as in `Decoded`; the value is −1 where no order fits the memory, or once a
-    rank cannot end within `limit` µs."""
+    """`decode`, compiled: (value, start, order) as in `Decoded`. The value is −1 if no order fits the memory, or as soon as
+    a rank cannot end within `limit` µs."""
     m, count = target.shape[1], target.size
     start = np.full(target.shape, -1, np.int64)
     order = np.empty(count, np.int64)
@@ -322,7 +321,7 @@ def decode_fast(g: MicrobatchGraph, target: Ints, rule: DecodeRule, limit: float
         return -1, start, order
     lanes, passes, ranks = _tables(g, order, m)
     rank_lanes, out_first, out_lane, out_lag = g.rank_lanes, g.out_first, g.out_lane, g.out_lag
-    wakes, done = first_at_once(len(ranks)), 0  # when each rank looks for a pass next: its pass ends, or one arrives
+    wakes, done = first_at_once(len(ranks)), 0  # when each rank looks for a pass next: its pass ends, or an input arrives
     while done < count:
         rank, now = first_of(wakes), wakes[1]
         if now == NEVER:

@@ -1,10 +1,9 @@
-"""Passes on side streams: all-to-alls, gradient exchanges, gathers and reductions, which take streams of their own.
+"""Passes on side streams ("side passes"): all-to-alls, gradient exchanges, gathers, reductions.
 
-Schedulers that give each rank one order see the problem without them: their time becomes a lag between what they link, and
-a part of the memory is left for what they hold. Their own order follows from that of the other passes, and is made here for
-all schedulers: a pass that takes memory runs as early as hides it and as memory allows, every other one as soon as its
-inputs are there.
-"""
+Schedulers that give each rank one order see the problem without side passes: their time becomes a lag between the passes
+that they link, and a part of the memory is left for what they hold. Their own order follows from that of the other passes;
+here it is made for all schedulers. A side pass that takes memory runs early enough to be hidden, as far as memory allows;
+any other one runs as soon as its inputs are there."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from .syncs import Moments, Names, moments_in, pools_with_syncs, synced
 
 
 def same_order(schedule: Schedule) -> bool:
-    """Whether every stream that runs collectives has them in one order."""
+    """Whether all streams that run collectives run them in the same order."""
     number = schedule.problem.collective
     if number.max(initial=-1) < 0:
         return True
@@ -30,7 +29,7 @@ def same_order(schedule: Schedule) -> bool:
 
 
 def without_orders_beside(schedule: Schedule) -> Schedule:
-    """The orders of streams that compute alone, without syncs."""
+    """The schedule's orders of compute streams alone, without side streams and syncs."""
     computing = schedule.problem.computing
     return Schedule.of(
         schedule.problem, {stream: rows for stream, rows in schedule.sequences.items() if computing[rows].any()}
@@ -38,8 +37,8 @@ def without_orders_beside(schedule: Schedule) -> Schedule:
 
 
 def first_uses(problem: Problem, start: Ints) -> Floats:
-    """When the first pass starts that waits for a part of each pass's collective, µs, shape (passes,): by then the
-    collective is over, on all ranks. Infinite where none waits, and for passes that are no part of one."""
+    """For each pass the first start of a pass that waits for a part of its collective, µs, shape (passes,): by then the
+    collective must have ended on all ranks. Infinite if none waits, and for passes that are part of no collective."""
     e, number = problem.edges, problem.collective
     until, count = np.full(len(start), np.inf), int(number.max(initial=-1)) + 1
     if count:
@@ -50,9 +49,9 @@ def first_uses(problem: Problem, start: Ints) -> Floats:
 
 
 def put_in_one_order(problem: Problem, start: Ints, end: Ints) -> None:
-    """Move starts and ends of parts of collectives, places in a row, in place, so that each stream has the order in which
-    the last parts of collectives start, or where some rank has a use for one before that, the first use. None moves to an
-    earlier place than that, nor further than 2 places for each pass before it beyond the last of these."""
+    """Move starts and ends of parts of collectives, in place, so that all streams have the same order of collectives. They
+    are sorted by the start of their last part, or by their first use on any rank if that is earlier. start, end: places in
+    one row of all starts and ends. No part moves before that key, nor later than needed to keep 2 places between parts."""
     rows = np.flatnonzero(problem.collective >= 0)
     if not len(rows):
         return
@@ -66,28 +65,27 @@ def put_in_one_order(problem: Problem, start: Ints, end: Ints) -> None:
     own = start[rows]
     _in_turn(problem, rows[in_order], start)
     if (start[e.before[uses]] >= start[e.after[uses]]).any():
-        # By its key a collective is over on all ranks. Where a part that comes later holds up others past their uses, all
-        # parts come no later than by their keys: what they take is held for longer.
+        # A late part may delay others beyond their first uses. Then all parts start no later than their keys, at the cost
+        # of holding their memory for longer.
         start[rows] = np.minimum(own, key)
         _in_turn(problem, rows[in_order], start)
     end[rows] = np.maximum(end[rows], start[rows] + 1)
 
 
 def _in_turn(problem: Problem, rows: Ints, start: Ints) -> None:
-    """Move the starts of passes, in place, so that those of a stream come in this order. rows: stream by stream."""
+    """Move the starts of passes, in place, so that those of each stream are in this order. rows: stream by stream."""
     for collectives in np.split(rows, np.flatnonzero(np.diff(problem.passes.streams[rows])) + 1):
         steps = 2 * np.arange(len(collectives))
         start[collectives] = np.maximum.accumulate(start[collectives] - steps) + steps
 
 
-LITTLE = 0.01  # of a rank's memory is little
-ROOMS = (1.0, 0.5, 0.0)  # of the memory of side streams, but for the largest of it, is left for them
+LITTLE = 0.01  # of a rank's capacity: so much memory of side passes may be ignored
+ROOMS = (1.0, 0.5, 0.0)  # shares of side passes' memory that are left for them, beside their largest lane
 
 
 def without_side_streams(problem: Problem) -> Problem:
-    """The problem without its passes on side streams, and without pools beside the devices. What waited for such a pass
-    waits, its time longer, for what that pass waited for. Of what they held that stays which other passes can hold in their
-    place (see `in_their_place`)."""
+    """The problem without side passes, and without pools beside the devices. What waited for a side pass waits for that
+    pass's inputs, longer by its duration. Bytes of side passes stay if other passes can hold them (`in_their_place`)."""
     rows = problem.side_stream
     if not len(rows):
         return problem
@@ -115,12 +113,12 @@ def without_side_streams(problem: Problem) -> Problem:
 
 
 def in_their_place(problem: Problem) -> tuple[Ints, Ints, Ints]:
-    """Edges whose bytes a side pass of a microbatch takes or frees, and the two other passes that can hold these in its
-    place: they are held from the first pass of the rank that waits for the side pass that takes them, and until the first
-    one that waits for the side pass that frees them. Rows of the problem's edges, passes, passes; shape (edges,) each.
+    """Edges whose bytes a side pass of a microbatch takes or frees, and the two other passes that can hold these bytes in
+    its place: from the first pass of the rank that waits for the taking side pass, to the first one that waits for the
+    freeing side pass. Rows of edges, of taking and of freeing passes; shape (edges,) each.
 
-    Left out is what no two passes can hold, of which one waits for the other; and all that lies beside the devices, or is
-    taken for several microbatches.
+    It leaves out bytes for which there are no two such passes with an edge between them, bytes beside the devices, and
+    bytes that are held for several microbatches.
     """
     e, p, count = problem.edges, problem.passes, len(problem.passes)
     aside, nothing = ~problem.computing, np.zeros(0, np.int64)
@@ -143,8 +141,8 @@ def in_their_place(problem: Problem) -> tuple[Ints, Ints, Ints]:
 
 
 def with_room_for_them(problem: Problem, share: float) -> Problem | None:
-    """`without_side_streams`, with room left for what passes on side streams take, and free where no other holds it: of each
-    rank the largest of its lanes, and this share of the others. None where nothing is left."""
+    """`without_side_streams`, with memory left for side passes: on each rank for the largest of their lanes, and for this
+    share of the other lanes. Bytes that other passes hold in their place do not count. None if no memory remains."""
     plain, room = without_side_streams(problem), room_beside(problem, share)
     if room is None:
         return plain
@@ -152,8 +150,8 @@ def with_room_for_them(problem: Problem, share: float) -> Problem | None:
 
 
 def room_beside(problem: Problem, share: float) -> Ints | None:
-    """Bytes of each rank that are left for other passes then, shape (ranks,); below 0 where there are none. None where
-    memory has no limit."""
+    """Bytes of each rank that remain for other passes then, shape (ranks,); negative if there are too few. None if memory
+    has no limit."""
     if problem.capacity is None:
         return None
     most, total = _beside(problem, problem.taken, _alone(problem)[1])
@@ -161,16 +159,15 @@ def room_beside(problem: Problem, share: float) -> Ints | None:
 
 
 def held_by_others(problem: Problem) -> bool:
-    """Whether other passes can hold all but little of what passes on side streams hold: then the problem
-    `without_side_streams` says all of memory that counts."""
+    """Whether other passes can hold nearly all bytes of side passes in their place: then the problem `without_side_streams`
+    counts nearly all of the memory."""
     if problem.pools or problem.capacity is None:
         return not problem.pools
     return bool((_beside(problem, *_alone(problem))[1] <= LITTLE * np.array(problem.capacity)).all())
 
 
 def _alone(problem: Problem) -> tuple[Ints, Ints]:
-    """Bytes that passes take and free, shape (passes,) each, but for those that others can hold in the place of passes on
-    side streams."""
+    """Bytes that passes take and free, shape (passes,) each, without those that others can hold in side passes' place."""
     size = problem.device_bytes.copy()
     size[in_their_place(problem)[0]] = 0
     taken, freed = (np.bincount(end, size, len(problem.passes)) for end in (problem.edges.before, problem.edges.after))
@@ -178,7 +175,8 @@ def _alone(problem: Problem) -> tuple[Ints, Ints]:
 
 
 def _beside(problem: Problem, taken: Ints, freed: Ints) -> tuple[Ints, Ints]:
-    """What passes on side streams take or free, of bytes a pass: of each rank the largest of its lanes, and the sum."""
+    """For each rank the most bytes that a lane of side passes takes or frees at once, and the sum over such lanes. taken,
+    freed: bytes of each pass."""
     side, most = set(problem.side_stream.tolist()), np.zeros(problem.ranks, np.int64)
     total = most.copy()
     for rows in problem.lanes:
@@ -191,7 +189,7 @@ def _beside(problem: Problem, taken: Ints, freed: Ints) -> tuple[Ints, Ints]:
 
 
 def rooms_beside(problem: Problem) -> list[float]:
-    """Shares for `with_room_for_them` that are worth a try: all, then less where that is another problem."""
+    """Shares for `with_room_for_them` that are worth trying: those of ROOMS that give different problems."""
     rooms: list[tuple[float, object]] = []
     for share in ROOMS:
         plain = with_room_for_them(problem, share)
@@ -201,18 +199,18 @@ def rooms_beside(problem: Problem) -> list[float]:
 
 
 def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline | None = None) -> Schedule:
-    """The schedule of `problem` with the order of `schedule`, one of the problem `without_side_streams`.
+    """The schedule of `problem` with the order of `schedule`, which is one of the problem `without_side_streams`.
 
-    Where passes on side streams hold memory, the schedule holds if they fit beside what the order holds. timeline: of all
-    passes of `problem` in this order, which says what fits; None: as early as can be. Raises Deadlock where the given order
-    has one.
+    If side passes hold memory, the schedule is valid if they fit beside the bytes of the other passes. timeline: of all
+    passes of `problem` in this order, by which memory is planned; None: every pass as early as possible. Raises Deadlock if
+    the given order has one.
     """
     if not len(problem.side_stream):
         return Schedule(problem, schedule.order, schedule.syncs)
     orders = Schedule(problem, schedule.order, schedule.syncs).sequences
     timeline = _late_sources(problem, timeline or simulate(problem, list(orders.values())))
     row = moments_in(timeline)
-    scale = 4 * len(problem.passes) + 4  # of the row, so that all passes on side streams fit between two others, also moved
+    scale = 4 * len(problem.passes) + 4  # spreads the row, so that all side passes fit between two others, even moved ones
     start, end = scale * row.start, scale * row.end
     for rank in (pool for pool in pools_with_syncs(problem) if pool < problem.ranks):
         behind, turn, rows = _Beside(problem, rank, timeline, row).placed()
@@ -223,25 +221,26 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
 
 
 def _behind_inputs(problem: Problem, start: Ints, end: Ints) -> None:
-    """Move side passes, places in a row, in place, so that each comes behind those side passes that it waits for."""
+    """Move side passes, in place, so that each starts behind the side passes that it waits for. start, end: places in a
+    row of all starts and ends."""
     e, aside = problem.edges, ~problem.computing
     both = e.only(np.flatnonzero(aside[e.before] & aside[e.after]))
-    while (start[both.before] >= start[both.after]).any():  # a turn for each of a chain
+    while (start[both.before] >= start[both.after]).any():  # one round for each link of a chain
         np.maximum.at(start, both.after, start[both.before] + 1)
     end[both.after] = np.maximum(end[both.after], start[both.after] + 1)
 
 
 def in_time_order(problem: Problem, timeline: Timeline) -> Schedule:
-    """The schedule where all streams have the order of a timeline in which all pools have room, whose collectives may be in
-    several orders; it holds if they fit in one order too."""
+    """The schedule whose streams have the order of a timeline that fits the memory. Its collectives are put in one order;
+    the schedule is valid if they fit so too."""
     row = moments_in(timeline)
-    scale = 4 * len(problem.passes) + 4  # so that all collectives can move between two others
+    scale = 4 * len(problem.passes) + 4  # spreads the row, so that all collectives can move between two others
     return _in_one_row(problem, {}, row, Moments(scale * row.start, scale * row.end), ())
 
 
 def _in_one_row(problem: Problem, orders: dict[str, Ints], row: Moments, moved: Moments, syncs: Names) -> Schedule:
-    """The schedule with the given orders, all other streams in the order of `moved` (and of `row` where that is the same)
-    with collectives put in one order, and syncs by it."""
+    """The schedule with the given orders, and other streams by their places in `moved` (of equal ones by `row`), after
+    collectives are put in one order; with the syncs that this row needs."""
     start, end = moved
     last = behind_collectives(problem)
     start[last] += start.max(initial=0) + 1
@@ -256,8 +255,8 @@ def _in_one_row(problem: Problem, orders: dict[str, Ints], row: Moments, moved: 
 
 
 def behind_collectives(problem: Problem) -> Ints:
-    """Rows of the passes on side streams that wait for a collective, hold nothing, and that no pass waits for. They come
-    behind all others, since collectives may come later than they would by themselves."""
+    """Rows of side passes that wait for a collective, hold nothing, and for which no pass waits. They come behind all
+    others, since collectives may be moved to later places."""
     e, count = problem.edges, len(problem.passes)
     waited = np.bincount(e.before, minlength=count) > 0
     waits = np.bincount(e.after, problem.collective[e.before] >= 0, count) > 0
@@ -266,8 +265,8 @@ def behind_collectives(problem: Problem) -> Ints:
 
 
 def _late_sources(problem: Problem, timeline: Timeline) -> Timeline:
-    """The timeline with each side pass that waits for nothing as late as its first user allows, those of one stream one
-    behind another: what is fetched for later microbatches keeps nothing waiting."""
+    """The timeline with side passes that wait for nothing as late as their first users allow, those of one stream in a row:
+    so fetches for later microbatches delay no other pass."""
     p, e, start = problem.passes, problem.edges, timeline.start.copy()
     waits, until = np.bincount(e.after, minlength=len(p)) > 0, np.full(len(p), timeline.end.max(initial=0))
     np.minimum.at(until, e.before, timeline.start[e.after] - e.lag)
@@ -278,16 +277,16 @@ def _late_sources(problem: Problem, timeline: Timeline) -> Timeline:
         start[i] = max(0, min(later.get(stream, int(until[i])), int(until[i])) - int(p.duration[i]))
         later[stream] = int(start[i])
     turn = np.arange(len(p)) if timeline.turn is None else timeline.turn.copy()
-    turn[sources] -= len(p)  # before a user without length that starts at the same time
+    turn[sources] -= len(p)  # before a user of duration 0 that starts at the same time
     return replace(timeline, start=start, end=start + p.duration, turn=turn) if len(sources) else timeline
 
 
 class _Beside:
-    """A rank's passes of given order, and those on its side streams to be put between their starts and ends.
+    """Puts a rank's side passes between the starts and ends of its other passes, whose order is given.
 
-    moment: the starts and ends of the given passes as places in the row of a timeline; time: µs of each; held: bytes after
-    each. at: before which of them a side pass starts; until: before which the first pass that waits for it starts; used:
-    when on any rank one does that waits for its collective, µs.
+    moment: starts and ends of the other passes as places in the row of a timeline; time: µs of each; held: bytes after each.
+    at: before which of these a side pass starts; until: before which the first pass starts that waits for it. used: the
+    first use of its collective on any rank, µs.
     """
 
     def __init__(self, problem: Problem, rank: int, timeline: Timeline, row: Moments) -> None:
@@ -319,19 +318,19 @@ class _Beside:
         self.held = np.cumsum(change)
 
     def _keep_in_order(self, timeline: Timeline) -> None:
-        """Of two side passes where one waits for the other, it is never put before that."""
+        """Make sure that no side pass is put before a side pass that it waits for."""
         e = self.problem.edges
         aside = np.zeros(len(self.at), bool)
         aside[self.side] = True
         both = np.flatnonzero(aside[e.before] & aside[e.after])
         before, after = e.before[both], e.after[both]
         ends = np.searchsorted(self.time, timeline.end[before])
-        while (np.maximum(ends, self.at[before]) > self.at[after]).any():  # a turn for each of a chain
+        while (np.maximum(ends, self.at[before]) > self.at[after]).any():  # one round for each link of a chain
             np.maximum.at(self.at, after, np.maximum(ends, self.at[before]))
 
     def placed(self) -> tuple[Ints, Ints, Ints]:
-        """The place in the row that each side pass starts behind (−1: before all), its turn among those of one place, and
-        the side passes, shape (side passes,) each."""
+        """The place in the row behind which each side pass starts (−1: before all), its turn among those at the same place,
+        and the side passes, shape (side passes,) each."""
         problem, streams = self.problem, self.problem.passes.streams
         takers = self.side[self.taking]
         takers = takers[np.argsort(self.until[takers], kind="stable")].tolist()
@@ -353,7 +352,7 @@ class _Beside:
         return np.where(at > 0, self.moment[at - 1], -1), turn, ordered
 
     def _put(self, i: int, earliest: int, wanted: float) -> int:
-        """Before which start or end pass i takes its memory: early enough for its first user, or as early as it fits."""
+        """The start or end before which pass i takes its memory: early enough for its first user, as far as it fits."""
         size, at = int(self.problem.taken[i]), int(self.until[i])
         while at > earliest and self.time[at - 1] > wanted and (at < 2 or self.held[at - 2] + size <= self.capacity):
             at -= 1

@@ -1,12 +1,12 @@
-"""Syncs: what a pass that takes memory waits for, where passes of several streams take or free memory of one pool.
+"""Syncs: which passes a pass that takes memory must wait for, if passes of several streams use one pool.
 
-The order of one stream decides what it holds. Of two streams each has its order, but one may run ahead of the other, so the
-orders alone bound nothing. Put the starts and ends of a pool's passes in one row, as some timeline has them. Where each pass
-that takes memory waits for enough of the ends before it in the row, no timing holds more than the row does: of the passes
-that have started, take the last one in the row; what it does not wait for, and what started before it, fits beside it.
+The order of one stream decides how much it holds. With two streams one may run ahead of the other, so orders alone do not
+bound the memory. Put the starts and ends of a pool's passes in one row, as some timeline has them. If each pass that takes
+memory waits for enough of the ends before it in the row, no timing holds more than the row: of the passes that have started,
+take the last one in the row; all that started before it and that it does not wait for fits beside it.
 
-Which ends surely come before a pass starts, vector clocks say (Mattern, 1989): a pass knows of each stream how many of the
-passes that free memory have ended when it starts. It learns that from all that it waits for.
+Vector clocks (Mattern, 1989) tell which ends surely come before a pass starts: a pass knows, for each stream, how many of
+the passes that free memory have ended when it starts. It learns that from the passes that it waits for.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .arrays.accounts import compressed_rows
 
 
 class SyncTable(NamedTuple):
-    """One pool of memory. Passes are numbered in order of their starts in the row (see `syncs`); streams are those with
-    passes that free bytes of the pool.
+    """One pool of memory. Passes are numbered by their starts in the row (see the module); streams are those with passes
+    that free bytes of the pool.
 
-    One value a pass: start, its place in the row; taken, bytes. One row a pass: inputs, what it waits for; stream and level,
-      the streams that it occupies, and how many of each one's passes that free have ended when it has.
+    One value a pass: start, its place in the row; taken, bytes. One row a pass: inputs, the passes that it waits for; stream
+      and level, the streams that it occupies, and how many freeing passes of each have ended when it has.
     One row a stream: free_pass, its passes that free bytes, in order; free_end, their ends in the row; free_sum, the bytes
       that they and those before them free. room: bytes of the pool, shape (1,).
     """
@@ -52,7 +52,7 @@ class SyncTable(NamedTuple):
 
 @kernel
 def needed_syncs(t: SyncTable) -> Ints:
-    """Pairs of passes, shape (pairs, 2): one that frees, and one that takes and waits for it."""
+    """The syncs, shape (syncs, 2): a pass that frees, and a pass that takes and must wait for it."""
     count, streams = len(t.start), len(t.free_first) - 1
     clock = np.zeros((count, streams), np.int64)
     waits = np.full(streams, -1, np.int64)
@@ -74,14 +74,14 @@ def needed_syncs(t: SyncTable) -> Ints:
 
 @inner_kernel
 def _learn(t: SyncTable, clock: Ints, i: int) -> None:
-    """What pass i knows from its inputs."""
+    """Update the clock of pass i from its inputs."""
     for k in range(t.input_first[i], t.input_first[i + 1]):
         _learn_from(t, clock, i, t.inputs[k])
 
 
 @inner_kernel
 def _learn_from(t: SyncTable, clock: Ints, i: int, before: int) -> None:
-    """What pass i knows from the end of pass `before`: all that this one knew at its start, and its own end."""
+    """Update the clock of pass i from pass `before`: all that this one knew at its start, and its own end."""
     for s in range(clock.shape[1]):
         clock[i, s] = max(clock[i, s], clock[before, s])
     for k in range(t.level_first[before], t.level_first[before + 1]):
@@ -101,8 +101,8 @@ def _freed(t: SyncTable, clock: Ints, i: int) -> int:
 
 @inner_kernel
 def _choose(t: SyncTable, clock: Ints, i: int, over: int, waits: Ints) -> None:
-    """Let pass i wait for the ends that come first in the row, until no more than the room is held. waits: the last one of
-    each stream that it waits for, −1 for none."""
+    """Let pass i wait for further ends, the first in the row first, until `over` bytes are freed. waits: filled with the
+    last pass of each stream that it waits for, −1: none."""
     while _freed(t, clock, i) < over:
         best, first = -1, t.start[i]
         for s in range(clock.shape[1]):
@@ -118,7 +118,8 @@ def _choose(t: SyncTable, clock: Ints, i: int, over: int, waits: Ints) -> None:
 
 @inner_kernel
 def _write(t: SyncTable, clock: Ints, i: int, waits: Ints, pairs: Ints, size: int) -> int:
-    """Write down what pass i waits for, less what follows from the rest, and forget it. Returns the number of pairs."""
+    """Append the waits of pass i to `pairs`, without those that follow from others, and clear `waits`. Returns the number of
+    pairs."""
     for s in range(clock.shape[1]):
         if waits[s] >= 0:
             implied = False
@@ -142,14 +143,14 @@ Names = tuple[tuple[str, str], ...]
 
 
 class Moments(NamedTuple):
-    """The place of each pass's start and of its end in one row of all starts and ends, shape (passes,) each."""
+    """The places of each pass's start and end in one row of all starts and ends, shape (passes,) each."""
 
     start: Ints
     end: Ints
 
 
 def moments_of(start: Ints, end: Ints, turn: Ints) -> Moments:
-    """The row by times, µs: at one time ends of passes that began earlier come first, then each pass in its turn."""
+    """The row by times, µs. At equal times ends of passes that began earlier come first, then each pass by turn."""
     count = len(start)
     time = np.concatenate([start, end])
     place = np.concatenate([2 * turn + 1, np.where(end > start, 0, 2 * turn + 2)])
@@ -165,8 +166,8 @@ def moments_in(timeline: Timeline) -> Moments:
 
 
 def pools_with_syncs(problem: Problem) -> list[int]:
-    """The pools (devices of ranks, and further ones) whose memory the order of one stream does not bound: passes of several
-    streams take or free it, and it does not hold all that they take."""
+    """The pools (ranks' devices, and further ones) that need syncs: passes of several streams use them, and they cannot hold
+    all that these take."""
     pools = []
     if problem.capacity is not None:
         p = problem.passes
@@ -184,15 +185,15 @@ def pools_with_syncs(problem: Problem) -> list[int]:
 
 
 def with_syncs(schedule: Schedule) -> Schedule:
-    """The schedule with the syncs that it needs, so that no pool holds more than its capacity however long passes really
-    take; it must hold by its own timeline. Its timeline stays as it is."""
+    """The schedule with the syncs that it needs, so that no pool exceeds its capacity however long passes really take. It
+    must be valid by its own timeline, which does not change."""
     if not pools_with_syncs(schedule.problem):
         return schedule
     return synced(schedule.problem, schedule.sequences, moments_in(schedule.timeline()), schedule.syncs)
 
 
 def synced(problem: Problem, sequences: Mapping[str, Ints], row: Moments, syncs: Names = ()) -> Schedule:
-    """The schedule with these orders, and with syncs for memory by a row of starts and ends in which it fits."""
+    """The schedule with these orders, and with the syncs that keep to the memory of `row`, in which it must fit."""
     pools = pools_with_syncs(problem)
     if not pools:
         return Schedule.of(problem, sequences, syncs)
@@ -206,9 +207,9 @@ def synced(problem: Problem, sequences: Mapping[str, Ints], row: Moments, syncs:
 
 
 class _Ranked(NamedTuple):
-    """Passes of each rank in order of their starts, rows; streams: rows in order; on: which rank has passes on which stream,
-    shape (streams, ranks); before and after: which pass waits for which, in compressed rows by the rank of the one that
-    waits. row: starts and ends."""
+    """Passes of each rank by start (compressed rows). streams: rows of each in order. on: whether a rank has passes on a
+    stream, shape (streams, ranks). before, after: arcs, in compressed rows by the rank of the pass that waits. row: places
+    of starts and ends."""
 
     first: Ints
     passes: Ints
@@ -221,7 +222,7 @@ class _Ranked(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem, sequences: Mapping[str, Ints], row: Moments) -> _Ranked:
-        """What edges and orders say."""
+        """From a problem's edges and these orders."""
         rank, e, by_start = problem.passes.rank, problem.edges, np.argsort(row.start)
         orders = [rows for rows in sequences.values() if len(rows)]
         before = np.concatenate([e.before, *(rows[:-1] for rows in orders)])
@@ -234,7 +235,7 @@ class _Ranked(NamedTuple):
         return cls(first, passes, orders, on, arc_first, before, after, row)
 
     def of_ranks(self, ranks: Ints) -> tuple[Ints, Ints, Ints]:
-        """Their passes in order of their starts; before and after of all that waits on them."""
+        """The passes of these ranks by start, and before and after of the arcs to them."""
         passes = np.concatenate([self.passes[self.first[r] : self.first[r + 1]] for r in ranks])
         rows = [slice(self.arc_first[r], self.arc_first[r + 1]) for r in ranks]
         before, after = (np.concatenate([column[row] for row in rows]) for column in (self.before, self.after))
@@ -242,11 +243,10 @@ class _Ranked(NamedTuple):
 
 
 def _table(problem: Problem, pool: int, ranked: _Ranked, pairs: Ints) -> tuple[SyncTable, Ints]:
-    """What the kernel needs to know of a pool, and the rows of its passes, in order of their starts. pairs: syncs by now,
-    shape (pairs, 2).
+    """The table of a pool for the kernel, and the rows of its passes by start. pairs: syncs so far, shape (syncs, 2).
 
-    Passes are those of all ranks that take or free memory there, or share a stream with one that does: one of them may know
-    of another from a third.
+    It has all passes of ranks that use the pool, and of ranks that share a stream with those: a pass may learn of an end
+    through any of them.
     """
     rank, (taken, freed) = problem.passes.rank, problem.moved(pool)
     own = np.unique(rank[(taken > 0) | (freed > 0)])
@@ -270,8 +270,8 @@ def _table(problem: Problem, pool: int, ranked: _Ranked, pairs: Ints) -> tuple[S
 
 
 def _levels(streams: list[Ints], freed: Ints) -> tuple[Ints, Ints]:
-    """Of the streams that free memory: pass, stream and level of all passes, shape (3, passes); stream, pass and sum of what
-    frees, shape (3, passes) (see `SyncTable`). freed: bytes of each pass."""
+    """For streams that free memory: pass, stream and level of all their passes, shape (3, passes); stream, pass and sum of
+    the freeing ones, shape (3, passes); see `SyncTable`. freed: bytes of each pass."""
     levels: list[Ints] = []
     frees: list[Ints] = []
     left = freed > 0

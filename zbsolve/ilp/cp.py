@@ -1,10 +1,9 @@
-"""The CP-SAT model of a problem: a start a pass, an interval a pass and an edge that holds memory; and the same of some
-ranks with all their streams and pools, others as lags.
+"""The CP-SAT model of a problem: a start variable for each pass, an interval for each pass and each edge that holds memory.
 
-Searches over ranks' orders (`ranks`) know one stream a rank, so where copies hold memory they miss what matters. Here the
-kept ranks have their side streams, their devices' bytes, and what they hold in further pools. Passes of other ranks are lags
-within a microbatch, least times before and least times after. All that is left out only relaxes.
-"""
+Also the same model of some ranks with all their streams and pools, for bounds. Searches over ranks' orders (`ranks`) know
+one stream a rank, so they miss memory that copies hold. Here the kept ranks have their side streams, their devices, and what
+they hold in further pools. Passes of other ranks become lags within a microbatch, and least times before and after. Leaving
+out the rest only relaxes the problem."""
 
 from __future__ import annotations
 
@@ -26,13 +25,14 @@ from .bounds.energy import paths_within
 from .bounds.memory_arcs import INFINITE
 from .bounds.necessary_arcs import heads_and_tails
 
-FOUND = (cp_model.OPTIMAL, cp_model.FEASIBLE)  # the statuses that come with a solution
-NO_LIMIT = 1e6  # seconds: what is given where work is counted instead
+FOUND = (cp_model.OPTIMAL, cp_model.FEASIBLE)  # statuses with a solution
+NO_LIMIT = 1e6  # seconds: the time limit if effort is the limit
 
 
 def make_solver(seconds: float, workers: int, *, seed: int | None = None, effort: float | None = None) -> cp_model.CpSolver:
-    """A solver that stops after so many seconds; or after `effort` in CP-SAT's deterministic time, with one thread and no
-    limit of seconds: its answer must not depend on the machine. Without a seed it has CP-SAT's own."""
+    """A CP-SAT solver with limits. seconds: the time limit. workers: threads. seed: None: CP-SAT's default. effort: a limit
+    in CP-SAT's deterministic time in place of seconds, with one thread, so that the answer does not depend on the
+    machine."""
     solver = cp_model.CpSolver()
     solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
     solver.parameters.max_time_in_seconds = max(0.0, seconds) if effort is None else NO_LIMIT
@@ -46,8 +46,8 @@ def make_solver(seconds: float, workers: int, *, seed: int | None = None, effort
 
 @dataclass(frozen=True)
 class CpResult:
-    """`schedule` is None where none was found in time; `bound` (µs) holds for every schedule of the problem whose
-    lanes run in table order; `infeasible` where CP-SAT proved that there is none at or under the limit."""
+    """schedule: None if none was found in time. bound: holds for every schedule whose lanes run in table order, µs.
+    infeasible: whether CP-SAT proved that no schedule is within the limit."""
 
     schedule: Schedule | None
     bound: int
@@ -66,10 +66,10 @@ class CpModel:
 
 
 def horizon_of(problem: Problem, limit: int) -> int:
-    """µs by which the passes of some best schedule of value at most `limit` have ended.
+    """A time by which all passes of some best schedule end, if its value is at most `limit`, µs.
 
-    With the span as objective that can be later than the limit. Time between the windows of all ranks may be cut to the
-    longest lag, so all windows and lags one after the other are enough.
+    For the span that may be later than the limit. But time between the windows of ranks can be cut to the longest lag, so
+    all windows and such lags in a row are enough.
     """
     if problem.objective == "makespan":
         return limit
@@ -77,10 +77,10 @@ def horizon_of(problem: Problem, limit: int) -> int:
 
 
 def build_cp(problem: Problem, bound: int, limit: int, times: tuple[Ints, Ints] | None = None) -> CpModel:
-    """A model whose value lies in [bound, limit], µs; it holds a best schedule where one is that good.
+    """A model whose value lies in [bound, limit], µs; it contains a best schedule if one is that good.
 
-    times: of each pass the least time before its start and after its end, µs, shape (passes,) each, where the problem is a
-    part of another. Then the value is the window that these times are for, and no objective: the question is whether one is.
+    times: if the problem is a part of another one, the least time before the start and after the end of each pass, µs, shape
+    (passes,) each. Then the value is the window of these times, and the model only asks whether a solution exists.
     """
     model, horizon = cp_model.CpModel(), limit if times is not None else horizon_of(problem, limit)
     duration, a = problem.passes.duration.tolist(), arrays_of(problem)
@@ -126,7 +126,7 @@ def _lanes(m: CpModel) -> None:
 
 
 def _memory(m: CpModel, horizon: int) -> None:
-    """What edges hold in a pool, from the start of the pass before to the end of the pass after, fits its room."""
+    """Bytes of edges, each from the start of its first to the end of its second pass, fit the room of every pool."""
     problem = m.problem
     edges, duration = problem.edges, problem.passes.duration.tolist()
     for pool, capacity in enumerate(problem.room.tolist()):
@@ -158,7 +158,7 @@ def _objective(m: CpModel, horizon: int) -> None:
 
 
 def refutes(problem: Problem, bound: int, clock: Clock) -> bool:
-    """Whether CP-SAT proves in the time of the clock that no schedule has a value under `bound` (µs)."""
+    """Whether CP-SAT proves, in the time of the clock, that no schedule has a value below `bound`, µs."""
     solver = timed_solver(clock)
     status = solver.solve(build_cp(problem, 0, bound - 1).model)
     clock.spend(solver.response_proto.deterministic_time)
@@ -166,7 +166,7 @@ def refutes(problem: Problem, bound: int, clock: Clock) -> bool:
 
 
 def timed_solver(clock: Clock) -> cp_model.CpSolver:
-    """A solver that has what is left of the clock."""
+    """A solver whose limit is the time left on the clock."""
     seed, effort = (0, clock.left) if clock.counted else (None, None)
     return make_solver(clock.left, half_of_cores(), seed=seed, effort=effort)
 
@@ -182,10 +182,9 @@ def solve_cp(
 ) -> CpResult:
     """Search with CP-SAT for a better schedule than `incumbent`, or a proof that there is none.
 
-    incumbent: a schedule, or a value in µs; then the search asks for a schedule of that value or less.
-    bound: µs that no schedule undercuts.
-    effort: deterministic time in place of seconds: the same answer on every machine, one thread.
-    solver: one that has its limits already.
+    incumbent: a schedule; or a value in µs: then any schedule of that value or less is wanted. bound: a known lower bound,
+    µs. seconds: the time limit. effort: deterministic time in place of seconds, for the same answer on every machine, with
+    one thread. solver: one whose limits are set already.
     """
     known = int(incumbent.timeline().value) if isinstance(incumbent, Schedule) else incumbent
     limit = serial_length(problem) if known is None else known
@@ -208,17 +207,17 @@ def solve_cp(
 # --- Some ranks ---
 
 
-SolverFor = Callable[[float, float | None], cp_model.CpSolver]  # of seconds; and of effort, where that is the limit
-MAX_RANK_PASSES = 400  # of one rank: CP-SAT tells little of more
-MAX_GATHERED_PASSES = 64  # the same where nothing beside computing is of a microbatch
-MAX_FAILURES = 2  # tries of a rank without an answer
-TRY_SHARE, MIN_SECONDS = 0.25, 0.02  # of the time left for one try; and less is not worth one
+SolverFor = Callable[[float, float | None], cp_model.CpSolver]  # from seconds, and effort if that is the limit
+MAX_RANK_PASSES = 400  # of one rank: with more, CP-SAT proves little
+MAX_GATHERED_PASSES = 64  # the same if side streams have only passes of the whole step
+MAX_FAILURES = 2  # tries of a rank without an answer, after which it is left
+TRY_SHARE, MIN_SECONDS = 0.25, 0.02  # of the time left, for one try; the least time that is worth one
 
 
 def holds_beside(problem: Problem) -> bool:
-    """Whether memory with a limit is held by passes on side streams, or in further pools, and ranks are small enough. Where
-    only passes of the whole step hold it (gathered parameters, gradients), ranks have to be smaller: CP-SAT then takes
-    minutes that its deterministic time does not count, and tells little."""
+    """Whether side passes, or further pools, hold limited memory, and ranks are small enough for these bounds. If only
+    passes of the whole step hold it (gathered parameters, gradients), ranks must be smaller: CP-SAT then takes minutes that
+    its deterministic time does not count, and proves little."""
     e, computing, repeated = problem.edges, problem.computing, problem.in_microbatch
     held = (e.bytes > 0) & ~(computing[e.before] & computing[e.after])
     room = problem.room
@@ -229,8 +228,8 @@ def holds_beside(problem: Problem) -> bool:
 
 
 def ranks_alone(problem: Problem, ranks: tuple[int, ...]) -> tuple[Problem, Ints, Ints]:
-    """The passes of these ranks as a problem, with the longest paths over other ranks as lags; and of each pass the least
-    time before its start and after its end, µs, in the window of the first of the ranks."""
+    """The passes of these ranks as a problem, with the longest paths over other ranks as lags; and for each pass the least
+    time before its start and after its end, µs, within the window of the first of the ranks."""
     p = problem.passes
     rows = np.flatnonzero(np.isin(p.rank, ranks))
     before, after = _pairs(p.microbatch[rows])
@@ -261,8 +260,8 @@ def streams_bound(ranks: tuple[int, ...], value: int) -> Bound:
 
 
 def ranks_refute(problem: Problem, ranks: tuple[int, ...], value: int, solver: cp_model.CpSolver) -> bool | None:
-    """Whether these ranks alone take `value` µs or more; None where the solver does not tell in its time. For the span there
-    is one rank."""
+    """Whether these ranks alone need `value` µs or more; None if the solver does not find out in its time. For the span
+    there must be one rank."""
     alone, head, tail = ranks_alone(problem, ranks)
     if int((head + alone.passes.duration + tail).max()) >= value:
         return True
@@ -273,11 +272,11 @@ def ranks_refute(problem: Problem, ranks: tuple[int, ...], value: int, solver: c
 def higher_stream_bounds(
     problem: Problem, low: int, incumbent: Ints, clock: Clock, seconds: float, solver_for: SolverFor
 ) -> Iterator[Bound]:
-    """Higher bounds than `low`, µs, from one rank after the other, within the seconds. Ranks that can start last come first:
-    their backwards come soonest behind their forwards, so copies between them take the most.
+    """Higher bounds than `low`, µs, from one rank after the other, for so many seconds. Ranks that start last come first:
+    there the time between forward and backward is shortest, so copies cost most.
 
-    Each rank is asked whether it takes half of what is missing to the incumbent's value, and so on. incumbent: that value,
-    µs, shape (1,), which another thread may lower. solver_for: gives CP-SAT for one question.
+    Bisection: each rank is asked whether it needs half of the difference to the incumbent's value more, and so on.
+    incumbent: that value, µs, shape (1,), which another thread may lower. solver_for: makes the solver of one question.
     """
     first = np.full(problem.ranks, INFINITE)
     np.minimum.at(first, problem.passes.rank, heads_and_tails(problem, -1)[0] if problem.objective == "makespan" else 0)

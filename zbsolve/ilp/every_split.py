@@ -1,13 +1,13 @@
-"""A bound over every split of layers into stages: the split is a variable of CP-SAT, and cuts say what any of them takes.
+"""A bound over every split of layers into stages. The split is a variable of CP-SAT; cuts bound the step of any split.
 
-The model has where each stage ends, and the step's time T, which is at least each cut (see `partition.splits`). One after
-the other: the split whose T is least; its cuts, which are mostly higher there; and again, until they say no more of it.
-Then the split is looked at alone, by a closed form or an exact solver, and set apart where that says more. The least of T
-and of what was set apart is a bound over every split. A certificate keeps the splits that were looked at: their cuts are
-made again from them.
+The model has the end of each stage, and the step's time T, which is at least the value of each cut (see `partition.splits`).
+In a loop, CP-SAT finds the split with the least T, and the cuts that are highest for this split are added, until they no
+longer exceed T. Then this split is bounded by itself, by a closed form or an exact solver, and excluded from the model if
+that bound is higher (it is *set apart*). The least of T and of the bounds of splits that were set apart is a bound over
+every split. A certificate keeps the splits that were looked at, since their cuts can be made again.
 
-Memory: a layer's bytes are held for the way from it to the end and back, at least. What all layers of a rank need so, bytes
-times µs, its room must give between the first start of the rank and its last backward.
+Memory: a layer's bytes are held at least for the path from the layer to the last one and back. The sum of bytes · µs of a
+rank's layers must fit its room times the window from its first start to its last backward.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .bounds.bound import PATH, WHOLE
 from .bounds.closed_forms import closed_form
 from .cp import FOUND, refutes, timed_solver
 
-MAX_WHOLE = 600  # passes of a split that an exact solver looks at alone
-BUILD_EFFORT = 0.1  # of an answer of CP-SAT, which its count of work leaves out
-WHOLE_SHARE = 0.25  # of the time left, for one of these
-MAX_SIZE = 1 << 40  # of numbers in the model: bytes times µs are counted in coarser units
+MAX_WHOLE = 600  # the most passes of a split for an exact solver
+BUILD_EFFORT = 0.1  # effort for each call of CP-SAT that its deterministic time does not count
+WHOLE_SHARE = 0.25  # of the time left, for an exact solver on one split
+MAX_SIZE = 1 << 40  # the largest number in the model; bytes · µs are scaled down to it
 
 
 class SplitModel:
@@ -74,7 +74,7 @@ class SplitModel:
         return entry
 
     def _positive(self, units: Any, least: int) -> Any:
-        """`units`, or 0 where they are below that, as in `Lanes.lengths`. least: they are that or more."""
+        """The maximum of `units` and 0, as in `Lanes.lengths`. least: a known lower bound of `units`."""
         if least >= 0:
             return units
         value = self.model.new_int_var(0, MAX_SIZE, "")
@@ -85,7 +85,7 @@ class SplitModel:
         self.model.add(self.splits.unit * self.time >= units)
 
     def _with_jump(self, way: Any, jump: Jump | Wave, microbatches: int) -> Any:
-        """A way along the path with a jump in it over so many microbatches, or with waves."""
+        """The length `way` along the path with a jump over so many microbatches, or with waves."""
         if isinstance(jump, Wave):
             return way + self._waves(jump, (microbatches - 1) // jump.fit)
         if jump == NO_JUMP:
@@ -94,14 +94,14 @@ class SplitModel:
         return way - (self.end[jump.last] - self.start[jump.first]) + microbatches * inside
 
     def _waves(self, wave: Wave, times: int) -> Any:
-        """What so many waves take, where one more microbatch than the wave's does not fit; else nothing."""
+        """The time of so many waves, if one microbatch more than `fit` does not fit; else 0."""
         F, B = self.lanes.turn(wave.rank)
         length = self.model.new_int_var(0, MAX_SIZE, "")
         self.model.add(length >= times * (self.end[B] - self.start[F])).only_enforce_if(self._full(wave))
         return length
 
     def _full(self, wave: Wave) -> Any:
-        """Whether a wave's microbatches and one more do not fit its rank."""
+        """A variable that must be true if `fit` + 1 microbatches do not fit the wave's rank."""
         splits = self.splits
         if wave not in self._known:
             assert splits.room is not None
@@ -113,9 +113,9 @@ class SplitModel:
         return self._known[wave]
 
     def add(self, cut: Cut) -> None:
-        """T is at least this cut."""
+        """Add: T is at least this cut."""
         lanes, heads, tails = self.lanes, list[Any](), list[Any]()
-        work = list[Any]()  # not a sum, as `+=` would change a term of the model
+        work = list[Any]()  # a list, since `+=` on a sum would change a term of the model
         for part in cut:
             at, late = lanes.place(part.lane), part.lane >= lanes.path
             head = self._with_jump(self.start[at], part.head, part.begin + 1)
@@ -136,7 +136,8 @@ class SplitModel:
         return least
 
     def _held(self, rank: int, ends: Sequence[Any]) -> tuple[Any, Any, int]:
-        """What a rank must hold where stages end so: of one microbatch; of all, times units; and its room."""
+        """For stages with these ends: bytes of one microbatch on a rank; bytes · units of all; and its room. In units that
+        may be coarser than bytes."""
         splits, lanes, sizes, need = self.splits, self.lanes, list[Any](), list[Any]()
         assert splits.room is not None
         chain, each = splits.totals[:2].sum(axis=0).astype(np.float64), np.array(splits.held, np.float64)
@@ -158,13 +159,13 @@ class SplitModel:
         return start[first] + end[-1] - end[self.lanes.path - 1 - first]
 
     def fill(self, rank: int) -> None:
-        """What this rank holds fits its room."""
+        """Add: what this rank holds fits its room."""
         size, need, room = self._held(rank, self.ends)
         self.model.add(size <= room)
         self.model.add(room * (self.splits.unit * self.time - self._around(rank, self.start, self.end)) >= need)
 
     def overfull(self, split: Split, time: int) -> list[int]:
-        """The ranks whose room is too small in this split, within so many µs."""
+        """The ranks whose room is too small for this split within `time` µs."""
         path, ranks = self.lanes.lengths(split)[: self.lanes.path], list[int]()
         start = np.cumsum(path) - path + self.lanes.waits
         for rank in range(len(self.splits.room or ())):
@@ -174,23 +175,24 @@ class SplitModel:
         return ranks
 
     def set_apart(self, split: Split) -> None:
-        """No longer this split."""
+        """Exclude this split from the model."""
         inner = [end for end in self.ends if not isinstance(end, int)]
         if not inner:
-            self.model.add(self.time < 0)  # there is one split alone
+            self.model.add(self.time < 0)  # there is only one split
         else:
             self.model.add_forbidden_assignments(inner, [layer_cuts(split)[1:-1]])
 
     def split_of(self, solver: cp_model.CpSolver) -> Split:
-        """The split that was found."""
+        """The split of the solver's solution."""
         ends = [end if isinstance(end, int) else solver.value(end) for end in self.ends]
         return tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
 
 
 @dataclass
 class SplitSearch:
-    """The search for the bound. below: µs of the best schedule known, further than which the bound need not go. best: what
-    is proven of each split that was looked at, µs; known: what an exact solver proved elsewhere."""
+    """The search for the bound. below: the value of the best known schedule, µs, at which the search ends. looked, apart,
+    full: see `EverySplit`. best: the bound of each split that was looked at, µs. known: bounds that an exact solver proved
+    elsewhere, µs. ended: whether the bound has reached `below`."""
 
     splits: Splits
     below: int
@@ -222,7 +224,7 @@ class SplitSearch:
             high = self.below if closed else int(np.ceil(max(0.0, solver.best_objective_bound - 1e-6)))
             if not self._raise(high, clock, closed) or status not in FOUND:
                 return
-            model.model.add(model.time >= high)  # proven of all that is left, so no answer looks for it again
+            model.model.add(model.time >= high)  # proven for all splits in the model, so it is not searched again
             time, split = solver.value(model.time), model.split_of(solver)
             cuts = model.lanes.cuts(split)
             most = -(-max(value for value, _ in cuts) // unit)
@@ -240,7 +242,8 @@ class SplitSearch:
                 return
 
     def _raise(self, high: int, clock: Clock, closed: bool) -> bool:
-        """The bound, where what is not set apart takes `high` µs or more; whether to go on. closed: nothing is left."""
+        """Update the bound, if splits in the model take `high` µs or more. closed: the model has no split left below
+        `below`. Returns whether to go on."""
         while (low := min(self.apart, key=lambda entry: entry[1], default=None)) is not None and low[1] < high:
             if not self._refuted(low[0], clock):
                 break
@@ -261,7 +264,7 @@ class SplitSearch:
         return proven
 
     def _set_apart(self, split: Split, time: int, clock: Clock) -> bool:
-        """Whether more than `time` µs is proven of this split alone."""
+        """Set the split apart if it can be proven to take more than `time` µs. Returns whether it was."""
         bound, kind = alone(self.splits, split), PATH
         if bound < self.below and self._refuted(split, clock):
             bound, kind = self.below, WHOLE
@@ -281,7 +284,7 @@ class SplitSearch:
 
 
 def alone(splits: Splits, split: Split) -> int:
-    """µs that no schedule of one split undercuts, in closed form; more than any where it has none."""
+    """The closed-form bound of one split, µs; `MAX_SIZE` if it has no schedule."""
     try:
         return closed_form(splits.problem(split)).value
     except Infeasible:
@@ -289,7 +292,7 @@ def alone(splits: Splits, split: Split) -> int:
 
 
 def proven_again(splits: Splits, every: EverySplit, seconds: float) -> str:
-    """Why the bound is not proven, or "" where it is."""
+    """Prove the bound again. Returns why it is not proven, or ""."""
     clock, model = Clock(seconds), SplitModel(splits, every.bound - 1)
     for rank in every.full:
         model.fill(rank)

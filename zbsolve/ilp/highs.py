@@ -22,9 +22,9 @@ SPARE_TIME = 30.0  # seconds beyond the solver's own limit, for reading and writ
 
 
 def solve_with_highs(model: pulp.LpProblem, seconds: float, seed: int) -> tuple[dict[str, float], bool]:
-    """The values of the model's variables by name ({} where none was found), and whether they are proven optimal.
+    """The values of the model's variables by name ({}: none were found), and whether they are proven optimal.
 
-    Variables that have a value start the search. Raises BadInput where HiGHS ends without an answer.
+    Values that variables have already start the search. Raises BadInput if HiGHS fails.
     """
     with temporary_folder("highs") as folder:
         model.writeMPS(str(folder / "model.mps"))
@@ -50,7 +50,7 @@ def solve_with_highs(model: pulp.LpProblem, seconds: float, seed: int) -> tuple[
 
 
 def main(folder: Path) -> None:
-    """Read the job, solve, leave `answer.json`."""
+    """Read `job.json`, solve, write `answer.json`."""
     import highspy
 
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))

@@ -33,7 +33,7 @@ SOLVERS = {"cbc": "PULP_CBC_CMD", "highs": "HiGHS", "gurobi": "GUROBI", "cplex":
 
 @dataclass(frozen=True)
 class MilpResult:
-    """`schedule` is None where none was found in time; `bound` in µs; `optimal` where the solver closed the gap."""
+    """schedule: None if none was found in time. bound: µs. optimal: whether the solver closed the gap."""
 
     schedule: Schedule | None
     bound: int
@@ -52,7 +52,7 @@ class MilpModel:
 
 
 def build_milp(problem: Problem, bound: int, limit: int) -> MilpModel:
-    """A model whose value lies in [bound, limit], µs; it holds a best schedule where one is that good."""
+    """A model whose value lies in [bound, limit], µs; it contains a best schedule if one is that good."""
     a, horizon = arrays_of(problem), horizon_of(problem, limit)
     model = pulp.LpProblem("zbsolve", pulp.LpMinimize)
     start = [
@@ -113,10 +113,10 @@ def _streams(m: MilpModel, horizon: int) -> None:
 
 
 def _memory(m: MilpModel, horizon: int) -> None:
-    """At the start of each pass that takes bytes: what was taken before and not freed fits the capacity.
+    """At the start of each pass that takes bytes, all that was taken and not freed before fits the capacity.
 
-    Passes of one pool on different streams get binaries of their own, as if one came wholly before the other: for
-    memory that is the safe side (what may overlap counts as held only by its start, freed only by its end).
+    Pairs of passes on different streams of one pool get binaries of their own: one for "starts before or with", one for
+    "ends before". So what another pass takes counts from its start, and what it frees from its end.
     """
     problem = m.problem
     for pool, capacity in enumerate(problem.room.tolist()):
@@ -132,7 +132,7 @@ def _memory(m: MilpModel, horizon: int) -> None:
 
 
 def _before(m: MilpModel, j: int, i: int, horizon: int, ended: bool) -> pulp.LpAffineExpression | pulp.LpVariable | int:
-    """1 where j starts before or with i; or, with `ended`, only where it ends before i starts."""
+    """A binary that is 1 if j starts before or with i; with `ended`, that can be 1 only if j ends before i starts."""
     if (j, i) in m.first:
         return m.first[j, i]
     flag, (sooner, later) = pulp.LpVariable(f"{'e' if ended else 's'}{j}_{i}", cat=pulp.LpBinary), (m.start[j], m.start[i])
@@ -165,7 +165,11 @@ def check_solver(solver: str) -> None:
 def solve_milp(
     problem: Problem, incumbent: Schedule | None, bound: int, seconds: float, *, solver: str = "cbc", seed: int = 0
 ) -> MilpResult:
-    """Solve with a MILP solver by name (see SOLVERS). Raises BadInput where it is unknown or not installed."""
+    """Solve with a MILP solver.
+
+    incumbent: a schedule to start from. bound: a known lower bound, µs. seconds: the time limit. solver: a name of SOLVERS.
+    seed: of the solver. Raises BadInput if the solver is unknown or not installed.
+    """
     check_solver(solver)
     limit = serial_length(problem) if incumbent is None else int(incumbent.timeline().value)
     built = build_milp(problem, min(bound, limit), limit)
@@ -177,13 +181,13 @@ def solve_milp(
         return MilpResult(None, bound, False)
     start = np.array([round(s.value()) for s in built.start], np.int64)
     schedule = schedule_by_start(problem, start)
-    # The order counts, not the solver's rounded times: only a value that the order really has can be proven.
+    # The bound must not exceed the value of an order, which the solver knows only up to rounding.
     value = int(np.ceil(built.value.value() - 0.5))
     return MilpResult(schedule, max(bound, value) if optimal else bound, optimal)
 
 
 def _solve_with(model: pulp.LpProblem, solver: str, seconds: float, seed: int, *, warm: bool) -> bool | None:
-    """Solve, leaving values in the model's variables: whether they are proven optimal, or None where none were found."""
+    """Solve, and leave values in the model's variables. Returns whether they are proven optimal; None: there are none."""
     if solver == "highs":
         values, optimal = solve_with_highs(model, seconds, seed)
         for variable in model.variables() if values else ():

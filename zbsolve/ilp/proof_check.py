@@ -30,17 +30,17 @@ from .ranks.end_losses import Answer, proven_again
 from .ranks.induction import WindowSearch, refute_by_induction
 from .ranks.lanes import Lanes, group_bound, group_of, lanes_of
 
-OF_RANKS = (STREAMS, BOTH_ENDS, *SEARCHED_RANKS)  # relaxations that keep some ranks, and search
-SEARCHED = (WHOLE, *OF_RANKS)  # relaxations that closed forms say nothing of
-STATES_PER_SECOND = 300_000  # partial orders that a search may try
+OF_RANKS = (STREAMS, BOTH_ENDS, *SEARCHED_RANKS)  # relaxations of some ranks that need a search
+SEARCHED = (WHOLE, *OF_RANKS)  # relaxations that need a search
+STATES_PER_SECOND = 300_000  # partial orders that a search may try in a second of its limit
 NOT_PROVEN = "not proven again"
 
 
 def recheck(problem: Problem, bound: Bound, seconds: float, *, search: bool = True) -> Bound:
-    """Prove a stated bound again from the problem alone, as one of the same kind and ranks, whatever its `proof` says.
+    """Prove a stated bound again from the problem alone, by the same relaxation of the same ranks; its `proof` is ignored.
 
-    Returns a lower bound than stated where it cannot be proven, or not within `seconds`; with search=False also where only
-    a search could.
+    problem: the step. bound: the stated one. seconds: the time limit. search: False allows closed forms only. Returns a
+    bound below the stated one if that could not be proven.
     """
     nameless = bound.kind in OF_RANKS and not bound.ranks
     if bound.value > problem.work and (nameless or (not search and bound.kind in SEARCHED)):
@@ -51,7 +51,7 @@ def recheck(problem: Problem, bound: Bound, seconds: float, *, search: bool = Tr
 
 
 def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
-    """`recheck`, without what the proof assumes of lanes, and without rounding."""
+    """`recheck` without rounding and without the note on the order of lanes."""
     nothing, states = Bound(0, NOT_PROVEN, bound.kind, bound.ranks), int(STATES_PER_SECOND * seconds)
     if bound.value <= problem.work:
         return Bound(bound.value, BUSIEST, WORK)
@@ -76,8 +76,8 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
     if (first := repeated_microbatch(problem)) is not None:
         many = bound_of_many(first, problem.microbatches)
         if (many.kind, many.ranks) == (bound.kind, bound.ranks) and many.value >= bound.value:
-            return many  # of large steps far sooner
-    clock, within = Clock(seconds), problem.objective == "span" and bound.ranks  # there those in the window of the first
+            return many  # much faster for large steps
+    clock, within = Clock(seconds), problem.objective == "span" and bound.ranks  # then in the window of the first rank
     with suppress(TimeUp):
         for form in closed_forms_within(problem, bound.ranks[0], clock) if within else each_closed_form(problem, clock):
             if (form.kind, form.ranks) == (bound.kind, bound.ranks):
@@ -88,7 +88,7 @@ def _recheck(problem: Problem, bound: Bound, seconds: float) -> Bound:
 
 
 def _refuted(lanes: Lanes, value: int, states: int) -> bool:
-    """Whether less than `value` µs is refuted with so many partial orders."""
+    """Whether a search with so many partial orders refutes all values below `value` µs."""
     answer, tried = refute_by_induction(lanes, value, states // 2)
     if answer is not Answer.REFUTED:
         answer, _ = WindowSearch(lanes, value, 1).attempt(value - 1, states - tried)

@@ -1,26 +1,25 @@
-"""Whether a repeated schedule holds, for every number of rounds: by induction over them.
+"""Whether a repeated schedule is valid, for every number of rounds: by induction over them.
 
-The order of few microbatches is simulated as it stands, without any solver's code. Let a round have k microbatches, the
-period be P, the copies c, and the first repeated microbatch of lane l be n(l). These are checked:
+The short order of few microbatches is simulated as it is, without any solver's code. Let a round have k microbatches, the
+period be P, the copies c, and the first repeated microbatch of lane l be n(l). Three conditions are checked:
 
-1. Order. Each rank runs its passes before microbatch n(l) of each lane l first. Then come c copies of a round that has k
-   microbatches of each of its lanes, in one order; then the rest.
-2. Time. In the copies each pass starts P µs after that of the copy before.
+1. Order. Each rank first runs the passes before microbatch n(l) of each lane l. Then come c equal copies of a round, which
+   has k microbatches of each of its lanes; then the rest.
+2. Time. Within the copies each pass starts P µs after the same pass of the copy before.
 3. Reach. (c − 2) k is at least the difference between the largest and the least n of any lane and those that it waits for.
 
-Claim: with one copy more, all of this holds again, ranks hold what they held, and each pass behind the new copy starts P µs
-later. Then it holds for any number of copies, and the value grows by P a copy.
+Claim: with one more copy the conditions hold again, no rank holds more bytes, and passes behind the new copy start P µs
+later. So they hold for any number of copies, and the value grows by P with each copy.
 
-Proof. Order is as stated by construction. Give the passes of the first copies and all before them the starts that they had;
-those of the new last copy, and all behind it, the starts of k microbatches before and P µs more. Every pass of the longer
-order starts when the last of what it waits for is over, as the shorter order's did; the graph has no cycle, since all passes
-take time; so these are its earliest starts. For take a pass of lane l and microbatch i, and let n⁻ and n⁺ be the least and
-the largest n of l and of the lanes that it waits for. Where i < n⁻ + c k, the pass and all that it waits for keep their
-starts, and its neighbour before it on the rank keeps its own. Where i ≥ n⁺ + 2 k, the pass, its neighbour and all that it
-waits for have the starts of microbatch i − k in the shorter order and P µs more: all are in the second copy or later, or
-behind the copies. One of both is true, as n⁺ + 2 k ≤ n⁻ + c k by condition 3. A pass waits for nothing else: edges stay
-within a microbatch, and memory delays nobody but through the order. A round takes and frees as many bytes, so its copies
-begin with the same bytes held, and on one stream the order decides what is held.
+Proof. The order is as stated by construction. Let passes up to the old copies keep their starts, and let passes of the new
+last copy and behind it have the starts of k microbatches before, plus P µs. The graph has no cycle, since all passes take
+time. So these are the earliest starts if each pass starts as soon as the last of what it waits for is over. Take a pass of
+lane l and microbatch i, and let n⁻ and n⁺ be the least and the largest n of l and of the lanes that it waits for. If
+i < n⁻ + c k, the pass, all that it waits for, and the pass before it on its rank keep their starts. If i ≥ n⁺ + 2 k, all of
+these have the starts of microbatch i − k in the shorter order plus P µs: all are in the second copy or later, or behind the
+copies. One of both cases applies, as n⁺ + 2 k ≤ n⁻ + c k by condition 3. A pass waits for nothing else: edges stay within a
+microbatch, and memory delays a pass only through the order. A round takes as many bytes as it frees, so each copy begins
+with the same bytes held; and with one stream a rank, the order alone decides what is held.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ from .repeated import RepeatedSchedule, Round, counted, enough_copies, rank_lane
 
 
 def earliest_starts(problem: Problem, few: int, order: Sequence[Ints]) -> Ints:
-    """Earliest starts, µs, shape (lanes, few), where every rank runs its order; −1 for passes that wait for each other.
-    Each lane stands `few` times in the order of its rank."""
+    """Earliest starts of a short order, µs, shape (lanes, few); −1 for passes that wait for each other. problem: the step of
+    one microbatch. order: lanes of each rank, each `few` times."""
     e = problem.edges
     rows = np.argsort(e.after, kind="stable")
     first = np.searchsorted(e.after[rows], np.arange(len(problem.passes) + 1)).astype(np.int64)
@@ -53,7 +52,7 @@ def earliest_starts(problem: Problem, few: int, order: Sequence[Ints]) -> Ints:
 
 
 def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, order: Ints, ends: Ints) -> Ints:
-    """`earliest_starts`: the ranks in turn, down and up again, each as far as what it waits for is known."""
+    """`earliest_starts`: visits the ranks down and up again; each goes on while the inputs of its next pass are known."""
     ranks, lanes = len(ends) - 1, len(duration)
     start = np.full((lanes, few), -1, np.int64)
     count = np.zeros(lanes, np.int64)
@@ -84,13 +83,13 @@ def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, or
 
 
 def peaks(problem: Problem, order: Sequence[Ints]) -> Ints:
-    """The most bytes that each rank holds at once, shape (ranks,): on one stream the order alone decides."""
+    """The most bytes that each rank holds at once, shape (ranks,): with one stream a rank the order alone decides."""
     change = problem.taken - problem.freed
     return np.array([int((np.cumsum(change[own]) + problem.freed[own]).max()) for own in order], np.int64)
 
 
 def value_of(problem: Problem, start: Ints) -> int:
-    """Makespan or span, as the objective says, of starts, shape (lanes, microbatches), µs."""
+    """The problem's objective (makespan or span) of these starts, µs. start: µs, shape (lanes, microbatches)."""
     end = start[:, -1] + problem.passes.duration
     if problem.objective == "makespan":
         return int(end.max() - start[:, 0].min())
@@ -101,13 +100,12 @@ def value_of(problem: Problem, start: Ints) -> int:
 
 
 def violations(long: RepeatedSchedule) -> tuple[Violation, ...]:
-    """What of a repeated schedule does not hold, or ()."""
+    """All violations of a repeated schedule; () if it is valid."""
     return _judged(long)[0]
 
 
 def checked_starts(long: RepeatedSchedule) -> Ints:
-    """Earliest starts in the order of few microbatches, µs, shape (lanes, few). Raises BadInput for a schedule that does not
-    hold."""
+    """Earliest starts in the short order, µs, shape (lanes, few). Raises BadInput for a schedule that is not valid."""
     faults, start = _judged(long)
     if faults:
         raise BadInput(f"schedule: {faults[0]}")
@@ -115,7 +113,7 @@ def checked_starts(long: RepeatedSchedule) -> Ints:
 
 
 def _judged(long: RepeatedSchedule) -> tuple[tuple[Violation, ...], Ints]:
-    """What does not hold, and the earliest starts where there are some."""
+    """The violations, and the earliest starts if the shape is right."""
     if wrong := tuple(_wrong_shape(long)):
         return wrong, np.zeros((0, 0), np.int64)
     start = earliest_starts(long.one, long.few, long.order)
@@ -126,7 +124,7 @@ def _judged(long: RepeatedSchedule) -> tuple[tuple[Violation, ...], Ints]:
 
 
 def _wrong_shape(long: RepeatedSchedule) -> Iterator[Violation]:
-    """What is wrong with the step, or with how often lanes stand in the orders."""
+    """What is wrong with the step, or with the number of times that lanes occur in the orders."""
     p, e = long.one.passes, long.one.edges
     if long.one.microbatches != 1 or not long.one.in_microbatch.all() or len(long.one.pools) or len(e.pool[e.pool > 0]):
         yield Violation("step", (), "the step is not one of a single microbatch with its memory on devices")
@@ -167,7 +165,7 @@ def _memory(long: RepeatedSchedule) -> Iterator[Violation]:
 
 
 def _rounds(long: RepeatedSchedule, start: Ints) -> Iterator[Violation]:
-    """Where one of the three conditions does not hold."""
+    """Violations of the three conditions."""
     round, lanes = long.round, rank_lanes(long.one)
     for rank, (own, here) in enumerate(zip(long.order, lanes, strict=True)):
         width, first = round.every * len(here), int(round.begin[here].sum())
@@ -215,16 +213,15 @@ def _name(long: RepeatedSchedule, lane: int, microbatch: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class RankPart:
-    """One rank's part of a repeated schedule that holds: its own passes, those that exchange messages with them, and when
-    they start. No other pass of the step is made, so its size goes with the passes of the rank.
+    """One rank's part of a valid repeated schedule: its own passes, those with which they exchange messages, and their
+    starts. No other passes are made, so that its size depends on the passes of one rank.
 
-    With P the period, k the microbatches of a round, c the copies in the order of few and R the further ones: passes of the
-    first c copies of a lane and before them start as in the order of few microbatches, in each further copy P µs later than
-    in the one before, and R P µs later behind all copies.
+    With period P, c copies in the short order and R further ones: passes up to copy c start as in the short order, passes of
+    each further copy P µs after those of the copy before, and passes behind all copies R P µs later than in the short order.
 
     one: the step of one microbatch, of all ranks. microbatches: of the whole step. lanes: rows of `one`, the rank's own and
-    those at the other ends of their edges (see `near_lanes`). start: their earliest starts in the order of few microbatches,
-    µs, shape (lanes, few). digest: of the repeated schedule.
+    those at the other ends of their edges (see `near_lanes`). start: their earliest starts in the short order, µs, shape
+    (lanes, few). digest: of the repeated schedule.
     """
 
     one: Problem
@@ -237,7 +234,7 @@ class RankPart:
 
     @property
     def further(self) -> int:
-        """How many rounds the whole step has beyond those of the order of few microbatches."""
+        """How many rounds are inserted into the short order."""
         return (self.microbatches - int(self.start.shape[1])) // self.round.every
 
     @cached_property
@@ -259,8 +256,8 @@ class RankPart:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The rank's passes of the whole step and those near them, in the order in which they start, with their times. What
-        it says of ranks, stages and capacity is not the whole step's."""
+        """The rank's passes of the whole step and those near them, by start, with their times. Numbers of ranks and stages,
+        and capacity, are not those of the whole step."""
         near = replace(self.one, capacity=None).only(self.lanes)
         problem, start = with_microbatches(near, self.microbatches), self.starts.ravel()
         p = problem.passes
@@ -280,23 +277,23 @@ def near_lanes(problem: Problem, rank: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class CheckedRounds:
-    """A repeated schedule that holds. start: earliest starts in the order of few microbatches, µs, shape (lanes, few)."""
+    """A valid repeated schedule. start: earliest starts in the short order, µs, shape (lanes, few)."""
 
     long: RepeatedSchedule
     start: Ints
 
     @classmethod
     def of(cls, long: RepeatedSchedule) -> CheckedRounds:
-        """Raises BadInput for a schedule that does not hold."""
+        """Check a schedule. Raises BadInput if it is not valid."""
         return cls(long, checked_starts(long))
 
     def part(self, rank: int) -> RankPart:
-        """A rank's part."""
+        """The part of one rank."""
         long, lanes = self.long, near_lanes(self.long.one, rank)
         return RankPart(long.one, long.microbatches, long.round, rank, lanes, self.start[lanes], long.digest)
 
     @cached_property
     def makespan(self) -> int:
-        """Of the whole step, µs: first start to last end over all ranks."""
+        """The makespan of the whole step, µs."""
         end = self.start[:, -1] + self.long.one.passes.duration
         return int(end.max() - self.start[:, 0].min()) + self.long.further * self.long.round.period

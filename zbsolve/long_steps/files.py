@@ -1,5 +1,4 @@
-"""Repeated schedules in files, and the part of one that a picture shows: what comes before its rounds, a round, and what
-comes behind."""
+"""Files of repeated schedules; and the part of one for pictures: the passes before its rounds, a round, and those behind."""
 
 from __future__ import annotations
 
@@ -26,15 +25,15 @@ from .repeated import RepeatedSchedule, Round, rank_lanes
 
 KIND = "rounds"
 Orders = dict[str, str]  # stream → the lanes in its order, as a text
-MAX_PASSES = 1 << 26  # of the order of few microbatches: a short text must not fill the memory
-MAX_UNROLLED = 3_000_000  # passes that commands take one by one: they need 3 GB
+MAX_PASSES = 1 << 26  # of the short order: a short text in a file must not fill the memory
+MAX_UNROLLED = 3_000_000  # the most passes that commands handle one by one: they need 3 GB
 
-MAX_WIDTH = 96  # words of a part that repeats at most
+MAX_WIDTH = 96  # the most words of a repeated part in a text
 TOKEN = re.compile(r"\s*(?:\(([^()*]*)\)\*(\d{1,9})|([^\s()*]+)(?:\*(\d{1,9}))?)\s*")
 
 
 class RoundForm(msgspec.Struct, forbid_unknown_fields=True):
-    """What repeats, in a file."""
+    """A `Round` in a file."""
 
     microbatches: COUNT
     period: COUNT
@@ -74,8 +73,8 @@ def load(path: str | os.PathLike[str]) -> RepeatedSchedule:
 
 
 def read(path: str | os.PathLike[str]) -> Schedule | tuple[RepeatedSchedule, Orders]:
-    """A schedule's file or a plan's, or a repeated schedule's: that without its orders, which take the most memory, and
-    these. Raises BadInput."""
+    """Read a schedule file, the schedule of a plan, or a repeated schedule. The last comes without its orders, and these
+    apart, since they take the most memory. Raises BadInput."""
     kind, body = read_one_of(path, ("schedule", "plan", KIND))
     if kind == KIND:
         return _from_json(body, str(path))
@@ -83,7 +82,7 @@ def read(path: str | os.PathLike[str]) -> Schedule | tuple[RepeatedSchedule, Ord
 
 
 def mark(long: RepeatedSchedule, orders: Orders) -> str:
-    """A digest of all that a repeated schedule's file says, 16 characters."""
+    """A digest of all that is in the file of a repeated schedule, 16 characters."""
     return hashlib.sha256(json.dumps([long.digest, orders]).encode()).hexdigest()[:16]
 
 
@@ -105,7 +104,7 @@ def _from_json(body: dict[str, Any], where: str) -> tuple[RepeatedSchedule, Orde
 
 
 def with_orders(long: RepeatedSchedule, orders: Orders, where: str) -> RepeatedSchedule:
-    """The same with these orders. Raises BadInput naming `where`."""
+    """The repeated schedule with these orders. Raises BadInput naming `where`."""
     if set(orders) != set(long.streams):
         raise BadInput(f"{where}: field 'order' needs {', '.join(long.streams[:4])} …, and no other stream")
     words = [head + tail for head, tail in long.words]
@@ -117,7 +116,7 @@ def with_orders(long: RepeatedSchedule, orders: Orders, where: str) -> RepeatedS
 
 
 def load_unrolled(path: str | os.PathLike[str]) -> Schedule:
-    """A schedule's file, or a repeated schedule's with all its passes. Raises BadInput, also where those are too many."""
+    """Read a schedule file, or a repeated schedule with all its passes. Raises BadInput, also if those are too many."""
     content = read(path)
     if isinstance(content, Schedule):
         return content
@@ -126,20 +125,20 @@ def load_unrolled(path: str | os.PathLike[str]) -> Schedule:
 
 
 def check_unrolled(long: RepeatedSchedule, where: str) -> None:
-    """Raise BadInput where the passes are too many to be taken one by one."""
+    """Raise BadInput if there are too many passes to handle one by one."""
     if long.passes > MAX_UNROLLED:
         raise BadInput(f"{where}: {long.passes:,} passes are more than can be taken one by one ({MAX_UNROLLED:,})")
 
 
 def as_json(long: RepeatedSchedule) -> dict[str, Any]:
-    """What a person asks of a repeated schedule, as fields."""
+    """The numbers of a repeated schedule for `--json`."""
     certificate = {} if long.certificate is None else long.certificate.to_json()
     round = {"microbatches": long.round.every, "period": long.round.period, "copies": long.round.copies + long.further}
     return certificate | {"microbatches": long.microbatches, "passes": long.passes, "round": round}
 
 
 def as_text(row: Ints, words: Sequence[str]) -> str:
-    """Indices into `words`, shape (n,), as a text that `from_text` reads again."""
+    """Indices into `words`, shape (n,), as a text that `from_text` reads back."""
     parts = []
     for at, width, times in compiled(_parts)(np.ascontiguousarray(row, np.int64), MAX_WIDTH).tolist():
         part = " ".join(words[word] for word in row[at : at + width].tolist())
@@ -148,8 +147,8 @@ def as_text(row: Ints, words: Sequence[str]) -> str:
 
 
 def _parts(row: Ints, widest: int) -> Ints:
-    """Where each part of a row begins, how wide it is and how often it comes, shape (parts, 3): at each place the width, up
-    to `widest`, that saves most words."""
+    """Split a row into repeated parts: begin, width and number of repeats of each, shape (parts, 3). At each place it takes
+    the width, up to `widest`, that saves the most words."""
     parts, count, at = np.empty((len(row), 3), np.int64), 0, 0
     while at < len(row):
         width, times, saved = 1, 1, -1
@@ -187,9 +186,9 @@ def from_text(text: str, index: Mapping[str, int], most: int, where: str) -> Int
 
 
 def schedule_to_show(long: RepeatedSchedule, where: str) -> Schedule:
-    """All passes, where they may be taken one by one; else as few rounds as leave every pass its time in the whole step, but
-    for the time of the rounds that are left out. Its source says what is shown, and its certificate is the whole step's.
-    Raises BadInput for a schedule that does not hold."""
+    """The schedule for a picture: all passes, or if these are too many, only as many rounds as keep the times of the whole
+    step, apart from the time of the rounds that are left out. Its source tells what is shown; its certificate is that of
+    the whole step. Raises BadInput for a schedule that is not valid."""
     if long.passes <= MAX_UNROLLED:
         return long.unrolled()
     start = checked_starts(long)
@@ -200,7 +199,7 @@ def schedule_to_show(long: RepeatedSchedule, where: str) -> Schedule:
 
 
 def _with_copies(long: RepeatedSchedule, copies: int, start: Ints) -> RepeatedSchedule | None:
-    """The order with so few copies of the round; None where a pass then runs at another time than behind all of them."""
+    """The short order with fewer copies of the round; None if some pass is then not simply earlier by those rounds."""
     problem, round, out = long.one, long.round, long.round.copies - copies
     few = long.few - out * round.every
     begins = (int(round.begin[lanes].sum()) for lanes in rank_lanes(problem))

@@ -1,4 +1,4 @@
-"""`RepeatedSchedule`: a schedule of few microbatches, and which part of it, its round, is repeated how often."""
+"""`RepeatedSchedule`: a short order of few microbatches, and the part of it (its round) that is repeated for all others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..util.errors import BadInput
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """The part that repeats. every: microbatches of a round; period: µs from one to the next; begin: the first microbatch of
-    the first round, of each lane; copies: how many rounds follow each other in the order of few microbatches."""
+    """The part of an order that repeats. every: microbatches of a round. period: µs from one round to the next. begin: for
+    each lane the first microbatch of the first round. copies: how many rounds follow each other in the short order."""
 
     every: int
     period: int
@@ -29,13 +29,13 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class RepeatedSchedule:
-    """A schedule of `microbatches` microbatches that are alike.
+    """A schedule of very many equal microbatches.
 
-    one: the step of one microbatch, whose passes are the lanes of the whole. few: microbatches that `order` has. order: the
-    lanes of each rank in the order in which it runs them, shape (few · lanes of the rank,); the k-th time that a lane stands
-    there is its microbatch k. Further copies of the round go between those that are there, until all microbatches are there.
-    certificate: of the whole step, with the digest of `one`. Not checked here: `long_steps.check` does.
-    """
+    one: the step of one microbatch, whose passes are the lanes of the whole step. microbatches: of the whole step. few:
+    microbatches of the short order. order: the short order, for each rank its lanes as it runs them, shape (few · lanes of
+    the rank,); the k-th occurrence of a lane is its microbatch k. round: the part of it that repeats; further copies of it
+    are inserted until all microbatches are there. certificate: of the whole step, with the digest of `one`. Nothing is
+    checked here; `long_steps.check` does that."""
 
     one: Problem
     microbatches: int
@@ -46,7 +46,7 @@ class RepeatedSchedule:
 
     @property
     def further(self) -> int:
-        """How many rounds are put in. Raises BadInput where no number of rounds makes as many microbatches."""
+        """How many rounds are inserted. Raises BadInput if whole rounds do not make up the microbatches."""
         rounds, left = divmod(self.microbatches - self.few, self.round.every)
         if left or rounds < 0:
             raise BadInput(
@@ -56,12 +56,12 @@ class RepeatedSchedule:
 
     @property
     def passes(self) -> int:
-        """How many passes the whole step has."""
+        """The number of passes of the whole step."""
         return self.microbatches * len(self.one.passes)
 
     @cached_property
     def digest(self) -> str:
-        """Of all but the certificate, 16 hexadecimal digits."""
+        """A digest of all but the certificate, 16 hexadecimal digits."""
         round, mark = self.round, hashlib.sha256()
         numbers = self.microbatches, self.few, round.every, round.period, round.copies
         mark.update(f"{self.one.digest} {' '.join(map(str, numbers))}".encode())
@@ -78,9 +78,9 @@ class RepeatedSchedule:
     def lanes_of(self, rank: int) -> Ints:
         """The lanes that a rank runs in the whole step, in order, shape (microbatches · lanes of the rank,)."""
         own, round = self.order[rank], self.round
-        here = rank_lanes(self.one)[rank]
-        first = int(round.begin[here].sum())
-        last = first + round.every * len(here)
+        lanes = rank_lanes(self.one)[rank]
+        first = int(round.begin[lanes].sum())
+        last = first + round.every * len(lanes)
         return np.concatenate([own[:first], np.tile(own[first:last], self.further), own[first:]])
 
     def rank_order(self, rank: int) -> tuple[Ints, Ints]:
@@ -95,22 +95,22 @@ class RepeatedSchedule:
 
     @cached_property
     def words(self) -> list[tuple[str, str]]:
-        """What stands before and behind the microbatch in the names of each lane's passes."""
+        """For each lane the text before and behind the microbatch in the names of its passes."""
         p = self.one.passes
         heads = zip(p.stage.tolist(), p.kind_names, p.slice.tolist(), strict=True)
         return [(f"{stage}{kind}", f".{part}" if part else "") for stage, kind, part in heads]
 
     def first(self) -> Schedule:
-        """The schedule of the first microbatch alone: the rest of the order without the others."""
+        """The schedule of the first microbatch alone: the short order without the others."""
         orders = [own[np.sort(np.unique(own, return_index=True)[1])] for own in self.order]
         return self._schedule(1, [(lanes, np.zeros(len(lanes), np.int64)) for lanes in orders])
 
     def sample(self) -> Schedule:
-        """The schedule of few microbatches."""
+        """The schedule of the short order."""
         return self._schedule(self.few, [(lanes, counted(lanes)) for lanes in self.order])
 
     def unrolled(self) -> Schedule:
-        """The schedule of the whole step, pass by pass: for steps that fit the memory so."""
+        """The schedule of the whole step with all its passes, if they fit the memory of this machine."""
         whole = self._schedule(self.microbatches, [self.rank_order(rank) for rank in range(self.one.ranks)])
         if self.certificate is None:
             return whole
@@ -130,7 +130,7 @@ def rank_lanes(problem: Problem) -> list[Ints]:
 
 
 def counted(lanes: Ints) -> Ints:
-    """How often each lane of an order stood there before: the microbatch of each pass, shape (passes,)."""
+    """The microbatch of each pass in an order of lanes: how often its lane occurred before, shape (passes,)."""
     rows = np.argsort(lanes, kind="stable")
     number = lanes[rows]
     first = np.flatnonzero(np.diff(number, prepend=-1))
@@ -141,13 +141,13 @@ def counted(lanes: Ints) -> Ints:
 
 
 def places(lanes: Ints) -> Ints:
-    """Where each lane stands in an order, shape (lanes, microbatches), lanes ascending; all stand there equally often."""
+    """The places of each lane in an order, shape (lanes, microbatches), lanes ascending; all occur equally often."""
     return np.argsort(lanes, kind="stable").reshape(len(np.unique(lanes)), -1).astype(np.int64)
 
 
 def find_round(problem: Problem, order: Sequence[Ints], start: Ints, every: int) -> Round | None:
-    """The longest row of rounds of `every` microbatches in an order, long enough for what `check` asks; None where there is
-    none. start: its earliest starts, µs, shape (lanes, few)."""
+    """The longest row of equal rounds of `every` microbatches in an order, if it has enough copies for `check`; else None.
+    start: earliest starts, µs, shape (lanes, few)."""
     lanes, few = rank_lanes(problem), start.shape[1]
     if few < 3 * every:
         return None
@@ -176,7 +176,7 @@ def _begin(order: Ints, place: int, start: Ints) -> int:
 
 
 def enough_copies(problem: Problem, round: Round) -> bool:
-    """Whether the copies reach as far as passes wait for each other: see `check`, condition 3."""
+    """Whether there are enough copies of the round: condition 3 of `check`."""
     e, least, most = problem.edges, round.begin.copy(), round.begin.copy()
     np.minimum.at(least, e.after, round.begin[e.before])
     np.maximum.at(most, e.after, round.begin[e.before])
@@ -184,8 +184,8 @@ def enough_copies(problem: Problem, round: Round) -> bool:
 
 
 def _goes_on(order: Ints, every: int, in_time: Bools) -> Bools:
-    """Of each pass in a rank's order whether the one `every` microbatches later comes a period and a round later. in_time:
-    whether it comes a period later, shape (lanes of the rank, few − every)."""
+    """For each pass in a rank's order whether its lane's pass `every` microbatches later comes exactly one round later, in
+    time and in the order. in_time: whether it does in time, shape (lanes of the rank, few − every)."""
     where = places(order)
     same = in_time & (where[:, every:] - where[:, :-every] == every * len(where))
     goes_on = np.zeros(len(order), bool)
@@ -194,7 +194,7 @@ def _goes_on(order: Ints, every: int, in_time: Bools) -> Bools:
 
 
 def _longest(row: Bools) -> tuple[int, int]:
-    """Where the longest row of trues begins and ends."""
+    """The begin and the end of the longest run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], row, [False]]).astype(np.int8))).reshape(-1, 2)
     if not len(edges):
         return 0, 0

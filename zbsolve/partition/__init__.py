@@ -1,4 +1,4 @@
-"""Layers → stages: cuts by dynamic programming, named partitions, submeshes, files."""
+"""Partitions of layers into stages: cuts by dynamic programming, named partitions, submeshes, files."""
 
 from typing import TYPE_CHECKING
 

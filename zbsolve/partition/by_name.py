@@ -1,12 +1,12 @@
 """Partitions by name: which layers go to which stage, and what that is estimated to cost.
 
-The estimate of a step is Alpa's, Σ tᵢ + (m − 1) · max tⱼ with messages in the sum (arXiv 2201.12023, §5.2); where several
-stages share a rank, the busiest rank's work is the maximum. All-to-alls run beside compute: they are in the sum, and in the
-maximum where a rank's take longer than its work. It ranks partitions; how long a step is only a schedule says.
+The estimate of a step is Alpa's, Σ tᵢ + (m − 1) · max tⱼ with messages in the sum (arXiv 2201.12023, §5.2). Where several
+stages share a rank, the maximum is over the work of ranks. All-to-alls run beside compute: they are in the sum, and in the
+maximum where those of a rank take longer than its work. The estimate only ranks partitions: a schedule gives the real step.
 
-Where a rank holds several stages, even work is not all. Of splits with equally busy ranks one is shorter than the other: a
-rank that begins late should not be the busiest, and a long stage holds up those behind it. So the even split and people's
-own are both tried on a greedy step.
+Where a rank holds several stages, even work alone does not decide. Two splits with equally busy ranks can take different
+times: the busiest rank should not begin late, and a long stage delays the stages after it. So both the even split and the
+equal split (as many layers in each stage) are tried on a greedy step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import pairwise, permutations
-from math import ceil
+from itertools import combinations, pairwise, permutations
+from math import ceil, comb
 
 import numpy as np
 
@@ -28,12 +28,13 @@ from .stage_memory import side_inputs
 
 NAMES = ("equal", "balanced", "alpa", "memory")
 SEARCHED = (*NAMES, "F+B")  # of which `--partition auto` tries all
+FEW = 100  # partitions, of which it tries all, too
 
 
 @dataclass(frozen=True, slots=True)
 class Partitioned:
-    """One partition: layers of each stage; µs of each stage for one microbatch, and of its all-to-alls; bytes that each
-    rank needs (see `StageCosts.in_flight`); Alpa's estimate of the step, µs; devices of each stage."""
+    """One partition. layers, devices: of each stage; times, all_to_alls: µs of each stage for one microbatch; need: bytes of
+    each rank (see `StageCosts.in_flight`); estimate: Alpa's estimate of the step, µs."""
 
     name: str
     layers: tuple[int, ...]
@@ -45,12 +46,13 @@ class Partitioned:
 
 
 def partition_by_name(costs: StageCosts, name: str) -> tuple[int, ...]:
-    """How many layers each stage gets, by name: equal (as people split today), balanced (the slowest stage as fast as
-    possible), F+B (the same without W, which can fill gaps), alpa (its estimate least, within the memory), memory (the
-    fullest stage as empty as possible, as a share of its rank's memory; of one microbatch, where else none fits).
+    """How many layers each stage gets. name: "equal", as many layers in each stage; "balanced", the least time of the
+    slowest stage; "F+B", the same without the time of W, which can fill gaps; "alpa", the least estimate within the memory;
+    "memory", the least share of a rank's memory on the fullest stage (of one microbatch, where that split fits not even
+    one).
 
-    Where several stages share a rank, balanced and F+B go by the ranks' work, balanced is equal where a greedy step does not
-    gain by it (`balanced_or_equal`), and alpa is a local search. Raises BadInput, Infeasible.
+    Where several stages share a rank, balanced and F+B count the work of ranks; balanced returns the equal split where a
+    greedy step does not get shorter (`balanced_or_equal`); and alpa is a local search. Raises BadInput, Infeasible.
     """
     layers = len(costs.layers)
     if layers < costs.stages:
@@ -76,7 +78,7 @@ def partition_by_name(costs: StageCosts, name: str) -> tuple[int, ...]:
 
 
 def _emptiest(costs: StageCosts, held: int = 0) -> tuple[int, ...]:
-    """The fullest stage as empty as possible, with so many microbatches (0: those in flight)."""
+    """The split whose fullest stage needs the least. held: microbatches that count; 0: those in flight."""
     rooms = [max(1, room) for room in costs.limit or (1,) * costs.ranks]
     scarce = [max(rooms) / rooms[rank] for rank in costs.routes[0]]
     return even(lambda s: scarce[-s] * costs.bytes(costs.stages - s, held)[None], len(costs.layers), costs.stages)
@@ -106,31 +108,24 @@ def partitioned(costs: StageCosts, name: str, counts: Sequence[int]) -> Partitio
     sent = np.array([spans(costs.all_to_alls)[a, b] for a, b in stages])
     way = float(times.sum() + sent.sum()) + float(costs.messages[cuts[1:-1]] @ costs.between_ranks) / 1e3
     busiest = float(np.maximum(costs.shares @ times, costs.shares @ sent).max())
-    return Partitioned(
-        name,
-        counts,
-        tuple(times.tolist()),
-        tuple(sent.tolist()),
-        tuple(ceil(need) for need in costs.need(counts)),
-        way + (costs.microbatches - 1) * busiest,
-        (1,) * costs.stages,
-    )
+    need, estimate = tuple(ceil(each) for each in costs.need(counts)), way + (costs.microbatches - 1) * busiest
+    return Partitioned(name, counts, tuple(times.tolist()), tuple(sent.tolist()), need, estimate, (1,) * costs.stages)
 
 
 def named_partitions(costs: StageCosts) -> tuple[Partitioned, ...]:
-    """Those of NAMES, in that order. Raises BadInput, Infeasible."""
+    """The partition of each name in NAMES, in that order. Raises BadInput, Infeasible."""
     return tuple(partitioned(costs, name, partition_by_name(costs, name)) for name in NAMES)
 
 
 def neighbours(counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """Every partition where one stage gives a layer to another, and those between move along."""
+    """Every partition with one layer less in one stage and one more in another; stages between keep their numbers."""
     pairs = [pair for pair in permutations(range(len(counts)), 2) if counts[pair[0]] > 1]
     return [tuple(n - (i == giver) + (i == taker) for i, n in enumerate(counts)) for giver, taker in pairs]
 
 
 def moves_between(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(from, to, how many layers): whole layers moved between stages make one partition of the other; those between move
-    along. As many stages, as many layers."""
+    """(from stage, to stage, how many layers) of the moves that turn one partition into the other; stages between keep their
+    numbers of layers. Both have as many stages, and as many layers."""
     more = [b - a for a, b in zip(before, after, strict=True)]
     given = [stage for stage, change in enumerate(more) for _ in range(-change)]
     taken = [stage for stage, change in enumerate(more) for _ in range(change)]
@@ -138,12 +133,17 @@ def moves_between(before: Sequence[int], after: Sequence[int]) -> list[tuple[int
 
 
 def ordered_neighbours(costs: StageCosts, counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """`neighbours`, the most promising first: bytes above the limit, the estimate, how uneven the ranks are."""
-    return sorted(neighbours(counts), key=_preference(costs))
+    """`neighbours`, or all other splits where there are few, ordered by bytes above the limit, then by the estimate, then by
+    how uneven the ranks are."""
+    near, layers = neighbours(counts), len(costs.layers)
+    if comb(layers - 1, costs.stages - 1) <= FEW:
+        ends = ((0, *inner, layers) for inner in combinations(range(1, layers), costs.stages - 1))
+        near = [other for each in ends if (other := tuple(b - a for a, b in pairwise(each))) != tuple(counts)]
+    return sorted(near, key=_preference(costs))
 
 
 def _preference(costs: StageCosts) -> Callable[[Sequence[int]], tuple[float, float, float]]:
-    """Partitions in order: bytes above the limit first, then the estimate, then how uneven the ranks are."""
+    """The sort key of a partition: bytes above the limit, then the estimate, then how uneven the ranks are."""
     times, sent = (np.concatenate([[0.0], np.cumsum(values)]) for values in (costs.times, costs.all_to_alls))
     messages, between, factors, shares = costs.messages / 1e3, costs.between_ranks, costs.factors, costs.shares
 
@@ -159,7 +159,7 @@ def _preference(costs: StageCosts) -> Callable[[Sequence[int]], tuple[float, flo
 
 
 def _descend(costs: StageCosts, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """The best partition that single layers moved reach, each time the best move."""
+    """The partition that local search reaches: it takes the best of `neighbours` until none is better."""
     order = _preference(costs)
     while True:
         best = min(neighbours(counts), key=order, default=counts)
@@ -168,14 +168,14 @@ def _descend(costs: StageCosts, counts: tuple[int, ...]) -> tuple[int, ...]:
         counts = best
 
 
-ROUNDS = 2  # microbatches of a greedy step for each rank; more of them add what the busiest rank computes
-WORTH = 0.01  # the share that even work has to save in a greedy step; searches level out less
+ROUNDS = 2  # microbatches of a greedy step, times ranks; each further one adds the work of the busiest rank
+WORTH = 0.01  # share of a greedy step that the balanced split must save; a search closes smaller differences
 
 
 def balanced_or_equal(costs: StageCosts, work: Sequence[float]) -> tuple[int, ...]:
-    """`balanced_ranks`; where a rank holds several stages `equal`, unless that takes longer in a greedy step or needs more
-    memory than there is; of several rows `by_rows`, where that takes less in one. work: µs of each layer for one microbatch.
-    Raises BadInput for fewer layers than stages."""
+    """The split of `balanced_ranks`. Where a rank holds several stages it is `equal` instead, unless that takes longer in a
+    greedy step or exceeds the memory by more. Where layers form several rows it is `by_rows`, if its greedy step is shorter.
+    work: µs of each layer for one microbatch. Raises BadInput for fewer layers than stages."""
     split = balanced_ranks(work, costs.routes, costs.factors.tolist())
     usual = equal([(c.parameter_bytes, c.output_bytes) for c in costs.layers], costs.stages)
     if not costs.single and split != usual and _beyond(costs, usual) <= _beyond(costs, split):
@@ -188,7 +188,7 @@ def balanced_or_equal(costs: StageCosts, work: Sequence[float]) -> tuple[int, ..
 
 
 def by_rows(costs: StageCosts, work: Sequence[float]) -> tuple[int, ...] | None:
-    """`balanced` of those partitions where no stage has layers of two rows, so that rows run beside each other; None for one
+    """`balanced` among partitions where no stage has layers of two rows, so that rows can run at the same time. None for one
     row, and where there are more rows than stages."""
     rows = begun(costs.layers)
     if not rows or len(rows) >= costs.stages:
@@ -200,21 +200,21 @@ def by_rows(costs: StageCosts, work: Sequence[float]) -> tuple[int, ...] | None:
 
 
 def greedy_step(costs: StageCosts, counts: Sequence[int], work: Sequence[float]) -> float:
-    """µs of a step in which a free rank begins what is ready: a backward first, else a forward, else a weight gradient, the
-    furthest one of each. Memory is not looked at."""
+    """µs of a greedy step: a free rank begins a ready pass, a backward first, else a forward, else a weight gradient; of
+    each kind the one furthest along its microbatch. Memory is ignored."""
     stages, microbatches = costs.stages, min(costs.microbatches, ROUNDS * costs.ranks)
     forward = [c.F for c in costs.layers]
     late = [0.0 if costs.fused else c.W for c in costs.layers]
     backward = [whole - f - w for whole, f, w in zip(work, forward, late, strict=True)]
     F, B, W = (_of_stages(costs, counts, column).tolist() for column in (forward, backward, late))
-    # Positions of a microbatch: its forwards, its backwards, and as many further its weight gradients.
+    # Positions of a microbatch: forwards of stages 0 … N−1, backwards of N−1 … 0, then weight gradients of N−1 … 0.
     times, behind = [*F, *reversed(B), *reversed(W)], _waiting(costs, counts)
     lacking = [Counter(to for row in behind for to, _ in row) for _ in range(microbatches)]
     places = [*range(stages), *reversed(range(stages)), *reversed(range(stages))]
     turns = [1] * stages + [0] * stages + [2] * stages
     free, ready = [0.0] * costs.ranks, [list[tuple[int, int, int]]() for _ in range(costs.ranks)]
     first = [at for at in range(stages) if not lacking[0][at]]
-    events, woken = [(0.0, k, at, False) for k in range(microbatches) for at in first], set[int]()  # when, which, ended
+    events, woken = [(0.0, k, at, False) for k in range(microbatches) for at in first], set[int]()  # time, pass, ended
     while events:
         now, k, at, ended = heappop(events)
         rank = costs.routes[k % len(costs.routes)][places[at]]
@@ -238,7 +238,7 @@ def greedy_step(costs: StageCosts, counts: Sequence[int], work: Sequence[float])
 
 
 def _waiting(costs: StageCosts, counts: Sequence[int]) -> list[list[tuple[int, float]]]:
-    """For each position of a microbatch (see `greedy_step`) those that wait for it, and µs of the message to them."""
+    """For each position of a microbatch (see `greedy_step`): the positions that wait for it, each with µs of its message."""
     stages, begins = costs.stages, {*begun_stages(costs.layers, counts), costs.stages}
     sent = (costs.messages[layer_cuts(counts)[1:-1]] / 2e3 * costs.between_ranks).tolist()
     last, waits = 2 * stages - 1, [list[tuple[int, float]]() for _ in range(3 * stages)]
@@ -258,11 +258,11 @@ def _waiting(costs: StageCosts, counts: Sequence[int]) -> list[list[tuple[int, f
 
 
 def _of_stages(costs: StageCosts, counts: Sequence[int], each: Sequence[float]) -> Floats:
-    """µs of each stage, on ranks as fast as they are, from those of each layer."""
+    """µs of each stage with its ranks' factors. each: µs of each layer, without them."""
     total, cuts = np.concatenate([[0.0], np.cumsum(each)]), layer_cuts(counts)
     return np.asarray((total[cuts[1:]] - total[cuts[:-1]]) * costs.factors)
 
 
 def _beyond(costs: StageCosts, counts: Sequence[int]) -> float:
-    """Bytes that ranks need above the limit."""
+    """Bytes above the limit, summed over ranks."""
     return 0.0 if costs.limit is None else float(np.maximum(costs.need(counts) - costs.limit, 0).sum())

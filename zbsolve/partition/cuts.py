@@ -1,9 +1,9 @@
-"""Layers → stages by one cost a layer: balanced, balanced over ranks, as people split today, and as Alpa does; and the
-exact dynamic programme over where the cuts between stages are.
+"""Splits of layers into stages: balanced, balanced over ranks, equal, and Alpa's; and the exact dynamic programme over where
+the cuts between stages are.
 
-It goes from the last layer back, stage by stage: the best of every place where a stage can end. A `Price` gives what a
-stage costs that holds layers a … b − 1 when `s` stages (with it) are left: `price(s)[n][a, b]`, on the n-th size of
-submesh, shape (sizes, layers + 1, layers + 1), infinite where that stage may not be.
+It goes from the last layer back and adds one stage at a time in front. A `Price` is the cost of a stage: `price(s)[n][a, b]`
+is that of layers a … b − 1 on the n-th size of submesh, where s stages are left, itself counted. Its shape is (sizes,
+layers + 1, layers + 1), and it is infinite where that stage is not allowed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Price = Callable[[int], Floats]
 
 @dataclass(frozen=True)
 class CutTable:
-    """What the last `s` stages cost at least, `first[s][d, k]`, where they hold layers k and up on d devices (infinite:
-    there is no way); and how: the first of them ends before layer `ends[s][d, k]`, on the `kinds[s][d, k]`-th size."""
+    """The result of `cut_dp`. first[s][d, k]: the least cost of the last s stages with layers k and up on d devices,
+    infinite where there is none; the first of these stages ends before layer `ends[s][d, k]`, on size `kinds[s][d, k]`."""
 
     sizes: tuple[int, ...]
     first: tuple[Floats, ...]
@@ -59,9 +59,9 @@ def cut_dp(
 ) -> CutTable:
     """The dynamic programme for 1 … `stages` stages: the least sum of prices, or with `maximum` the least maximum.
 
-    second: a sum that decides among partitions of equal sum (not with `maximum`, where that would not be exact). sizes:
-    how many devices each kind of submesh has, `devices` are given out in all; without, devices are not counted.
-    O(stages · sizes · devices · layers²), compiled."""
+    second: prices whose sum decides among partitions of equal cost (not with `maximum`, where that would not be exact).
+    sizes: devices of each kind of submesh; (0,): devices are not counted. devices: their number on all stages together.
+    Takes O(stages · sizes · devices · layers²), compiled."""
 
     first = np.full((devices + 1, layers + 1), np.inf)
     first[0, layers] = 0.0
@@ -77,8 +77,8 @@ def cut_dp(
 
 
 def step(first: Any, then: Any, price: Any, second: Any, sizes: Any, maximum: bool) -> Any:
-    """One more stage in front. first, then: [d, k] of the stages behind; price, second: [size, a, b] of the new stage.
-    Returns both for one stage more, and where the new stage ends and which size it has."""
+    """Add one stage in front. first, then: [d, k], least cost and second cost of the stages after it; price, second: [size,
+    a, b] of the new stage. Returns first and then with the new stage, where it ends, and which size it has."""
     devices, layers = first.shape[0] - 1, first.shape[1] - 1
     best = np.full(first.shape, np.inf)
     beyond = np.full(first.shape, np.inf)
@@ -101,20 +101,20 @@ def step(first: Any, then: Any, price: Any, second: Any, sizes: Any, maximum: bo
 
 
 def spans(costs: Sequence[float]) -> Floats:
-    """[a, b]: the sum of layers a … b − 1; infinite where there are none. Shape (layers + 1, layers + 1)."""
+    """[a, b]: the summed cost of layers a … b − 1; infinite where a ≥ b. Shape (layers + 1, layers + 1)."""
     total = np.concatenate([[0.0], np.cumsum(np.asarray(costs, np.float64))])
     return np.where(total[None, :] >= total[:, None], total[None, :] - total[:, None], 0.0) + none_where_empty(len(costs))
 
 
 def none_where_empty(layers: int) -> Floats:
-    """Infinite where a stage would hold no layer, else 0."""
+    """[a, b]: infinite where a ≥ b, so that a stage would hold no layer, else 0. Shape (layers + 1, layers + 1)."""
     at = np.arange(layers + 1)
     return np.where(at[None, :] > at[:, None], 0.0, np.inf)
 
 
 def even(price: Price, layers: int, stages: int) -> tuple[int, ...]:
-    """How many layers each stage gets so that the largest price is as small as possible; among those, the sum of squares is
-    least, so that the rest is even too. Raises BadInput where there are fewer layers than stages."""
+    """How many layers each stage gets: the split with the least largest price, and of these the one with the least sum of
+    squared prices. Raises BadInput where there are fewer layers than stages."""
     if layers < stages:
         raise BadInput(f"partition: {layers} layers do not make {stages} stages")
     if layers == stages:
@@ -129,8 +129,9 @@ def even(price: Price, layers: int, stages: int) -> tuple[int, ...]:
 
 
 def balanced(costs: Sequence[float], stages: int, factors: Sequence[float] | None = None) -> tuple[int, ...]:
-    """How many layers each stage gets so that the costliest stage is as cheap as possible, then as even as possible.
-    factors: how much longer each stage's device takes. Exact. Raises BadInput for fewer layers than stages."""
+    """How many layers each stage gets: the split with the least largest cost of a stage, then the least sum of squares.
+    costs: of each layer; factors: how much longer each stage's device takes. Exact. Raises BadInput for fewer layers than
+    stages."""
     sums = spans(costs)[None]
     return even(lambda s: sums * (1.0 if factors is None else factors[stages - s]), len(costs), stages)
 
@@ -138,9 +139,9 @@ def balanced(costs: Sequence[float], stages: int, factors: Sequence[float] | Non
 def balanced_ranks(
     costs: Sequence[float], routes: Sequence[Sequence[int]], factors: Sequence[float] | None = None
 ) -> tuple[int, ...]:
-    """`balanced`, but where a rank holds several stages (or a stage lives on several ranks) it is the ranks' work that
-    counts: from the balanced stages a layer at a time goes from the busiest rank to where that helps most. routes: stage →
-    rank, one or several that microbatches take in turn. Raises BadInput for fewer layers than stages."""
+    """`balanced`, but over the work of ranks where a rank holds several stages or a stage has several ranks. Then a local
+    search starts from the balanced stages and moves one layer at a time away from the busiest rank, the best move first.
+    routes: stage → rank, one or several that microbatches take in turn. Raises BadInput for fewer layers than stages."""
     stages, ranks = len(routes[0]), max(routes[0]) + 1
     counts = list(balanced(costs, stages, factors))
     if ranks == stages and len(routes) == 1:
@@ -166,10 +167,10 @@ def balanced_ranks(
 
 
 def equal(kinds: Sequence[Hashable], stages: int) -> tuple[int, ...]:
-    """How people split today: every stage as many layers, earlier stages one more where that does not come out even.
+    """The usual split, as many layers in every stage; earlier stages get one more where the number does not divide.
 
-    kinds: what each layer is. Layers before the first and after the last of a kind that repeats (an embedding, an output
-    layer) are not counted: they ride on the first and on the last stage. Raises BadInput for fewer layers than stages."""
+    kinds: of each layer; equal values are equal layers. Layers before the first and after the last of a repeated kind (an
+    embedding, an output layer) join the first and the last stage uncounted. Raises BadInput for fewer layers than stages."""
     layers = len(kinds)
     if layers < stages:
         raise BadInput(f"partition: {layers} layers do not make {stages} stages")
@@ -186,15 +187,15 @@ def equal(kinds: Sequence[Hashable], stages: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The optimum: (layers, devices) of each stage, and its Σ tᵢ + (m − 1) · max tⱼ in the unit of the times."""
+    """The optimum of `alpa`. stages: (layers, devices) of each; cost: Σ tᵢ + (m − 1) · max tⱼ, in the unit of the times."""
 
     stages: tuple[tuple[int, int], ...]
     cost: float
 
 
 def submeshes(nodes: int, per_node: int) -> tuple[int, ...]:
-    """Sizes of Alpa's submeshes: 1, 2, 4 … devices of one node, or several whole nodes. With these any choice that adds
-    up to all devices can be laid out (arXiv 2201.12023, appendix A). Raises BadInput."""
+    """Sizes of Alpa's submeshes, devices: 1, 2, 4 … of one node, or several whole nodes. Any choice of these that adds up to
+    all devices can be laid out on the nodes (arXiv 2201.12023, appendix A). Raises BadInput."""
     if nodes < 1 or per_node < 1 or per_node & (per_node - 1):
         raise BadInput(f"submeshes: {nodes} nodes of {per_node} devices; a power of two devices a node is needed")
     return tuple(sorted({2**k for k in range(per_node.bit_length())} | {n * per_node for n in range(1, nodes + 1)}))
@@ -212,14 +213,14 @@ def alpa(
 ) -> Found:
     """The partition with the least Σ tᵢ + (m − 1) · max tⱼ; of equals, one whose sum of squares is least.
 
-    Alpa's inter-operator dynamic programme (arXiv 2201.12023, §5.2). A synchronous pipeline of m microbatches takes about
-    that: the first microbatch through all stages, the others behind the slowest. For a limit on max tⱼ a dynamic programme
-    finds the least sum; the limit is one of the stages' own times. Alpa tries these in turn; here they are bisected, since
-    between two limits nothing beats the sum at the higher with the maximum at the lower. The optimum is the same.
+    This is Alpa's inter-operator dynamic programme (arXiv 2201.12023, §5.2). The sum estimates a pipeline of m microbatches:
+    the first one passes all stages, and the others follow at the pace of the slowest. For each limit on max tⱼ, one of the
+    stages' times, a dynamic programme finds the least sum. Alpa tries all limits in turn. Here they are bisected: no limit
+    between two gives less than the sum at the higher with the maximum at the lower. The optimum is the same.
 
     cost: times of stages, whole numbers (ns), so that sums are exact; infinite where a stage does not fit its memory.
-    stages: the numbers of stages that may be. beyond: what a stage adds to the sum alone (a message), whole.
-    sizes, devices: submeshes and how many devices they use in all. Raises Infeasible where nothing fits.
+    stages: the allowed numbers of stages. beyond: what a stage adds to the sum but not to the maximum (a message), whole ns.
+    sizes, devices: of submeshes, as for `cut_dp`. Raises Infeasible where nothing fits.
     """
     most = max(stages)
     limits = np.unique(np.concatenate([np.unique(cost(s)) for s in range(1, most + 1)]))

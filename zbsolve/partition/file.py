@@ -1,9 +1,9 @@
-"""Partitions as files: `Partition.save` writes them, and `zbsolve solve --partition` reads them; and what they are for:
-stages on several devices each, Alpa's submeshes (arXiv 2201.12023, §5.2), for the layers' costs on one device.
+"""Partition files, which `Partition.save` writes and `zbsolve solve --partition` reads; and partitions whose stages each
+have several devices, Alpa's submeshes (arXiv 2201.12023, §5.2), from the layers' costs on one device.
 
-How long a layer takes on d devices is data: an efficiency for each d. Without it the split is ideal but for its messages,
-as a transformer block's under tensor parallelism (arXiv 1909.08053, §3): F, B (and recompute) each wait for two ring
-all-reduces of the layer's output, or of its input where that is smaller. Memory is divided by d.
+The time of a layer on d devices comes from an efficiency for each d. Where none is given, its work is divided by d and
+messages are added, as in a transformer block under tensor parallelism (arXiv 1909.08053, §3): F, B (and recompute) each
+wait for two ring all-reduces of the layer's output, or of its input where that is smaller. Memory is divided by d.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .stage_costs import StageCosts
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Layers and devices of each stage, for which model and placement, and how layers were said to scale over devices
-    (devices → efficiency; None: the default of `on_devices`). where: the file that it comes from, for messages."""
+    """A partition in a file. model, placement: what it is for; layers, devices: of each stage; scaling: devices → efficiency
+    of the layers on them, None: the default of `on_devices`; where: its file, for messages."""
 
     model: str
     placement: str
@@ -41,13 +41,13 @@ class Partition:
     where: str = field(default="partition", compare=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a partition file, whole or not at all; `-` is standard output."""
+        """Write a partition file: either all of it is written or nothing. `-` is standard output."""
         scaling = None if self.scaling is None else {str(d): e for d, e in self.scaling.items()}
         body = {"model": self.model, "placement": self.placement, "scaling": scaling}
         write_document(path, "partition", {**body, "layers": list(self.layers), "devices": list(self.devices)})
 
     def check(self, layers: int, routes: Sequence[Sequence[int]], ranks: int) -> None:
-        """Raise BadInput where it is not for so many layers on these routes."""
+        """Raise BadInput where the partition is not for this number of layers, or not for these routes."""
         if sum(self.layers) != layers:
             raise BadInput(f"{self.where}: field 'layers' adds up to {sum(self.layers)}; the profile has {layers}")
         if parse_routes(self.placement, ranks) != tuple(map(tuple, routes)):
@@ -82,8 +82,8 @@ class PartitionForm(msgspec.Struct):
 
 
 def parse_partition(text: str) -> str | tuple[int, ...] | Partition:
-    """What `--partition` says: "auto" or a name (see `by_name`), layers a stage (see `counts_in`), or a partition's file.
-    Raises BadInput."""
+    """The value of `--partition`: "auto" or a name (see `by_name`), layers of each stage (see `counts_in`), or the partition
+    in a file. Raises BadInput."""
     if text in ("auto", *SEARCHED):
         return text
     if text.endswith(".json") or text == "-":
@@ -98,9 +98,9 @@ def parse_partition(text: str) -> str | tuple[int, ...] | Partition:
 
 
 def counts_in(text: str) -> tuple[int, ...] | None:
-    """Layers of each stage: `5,5,6,4`; `5 4×6 5` as tables print it; or Megatron's layout, where each of the letters E t m L
-    is a layer and | ends a stage: `Et*3|(t*4|)*6L`. Commas say nothing there; where there is no |, they end stages:
-    `E,t*10,m*3,L*4`. None: none of these."""
+    """Layers of each stage, from `5,5,6,4`; from `5 4×6 5`, as tables print it; or from Megatron's layout, where each letter
+    of E t m L is a layer and | ends a stage: `Et*3|(t*4|)*6L`. Commas are ignored there; where there is no |, commas end
+    stages: `E,t*10,m*3,L*4`. None: the text is none of these."""
     runs = [re.fullmatch(r"(\d{1,6})(?:[×x](\d{1,4}))?", part) for part in re.split(r"\s*,\s*|\s+", text.strip())]
     if all(runs):
         return tuple(int(run[1]) for run in runs if run for _ in range(int(run[2] or 1)))
@@ -133,8 +133,8 @@ WAITING = ("F", "B", "BW", "X")  # passes with all-reduces inside under tensor p
 
 
 def on_devices(layers: Sequence[Layer], link: Link, devices: int, scaling: Scaling | None = None) -> tuple[Layer, ...]:
-    """The layers' costs on a submesh of so many devices; bytes are those of one device. Raises BadInput where `scaling`
-    does not tell how efficient that is."""
+    """The layers' costs on a submesh: times of the submesh, bytes of one of its devices. layers, link: as of one device.
+    scaling: devices → efficiency, or None. Raises BadInput where `scaling` lacks this number of devices."""
     if devices == 1:
         return tuple(layers)
     if scaling is not None and devices not in scaling:
@@ -156,8 +156,9 @@ def on_devices(layers: Sequence[Layer], link: Link, devices: int, scaling: Scali
 
 
 def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = None) -> tuple[Partitioned, Partitioned]:
-    """The best equal partition (as many devices for every stage, as many layers; the number of stages with the least
-    estimate) and Alpa's, on all ranks of `costs` as devices of nodes of `per_node`. Raises BadInput, Infeasible."""
+    """The best equal partition and Alpa's, on all ranks of `costs`, which are devices of nodes of `per_node`. The equal one
+    has as many devices and layers on each stage; of those that fit it has the least estimate. Raises BadInput,
+    Infeasible."""
     devices = costs.stages
     if per_node < 1 or devices % per_node:
         raise BadInput(f"submeshes: {devices} devices are not whole nodes of {per_node}")
@@ -211,9 +212,9 @@ SPREAD = "spread over submeshes"  # in the source of such a profile, and of its 
 
 
 def spread_over(profile: Any, counts: Sequence[int], devices: Sequence[int], scaling: Scaling | None = None) -> Any:
-    """The profile for `Profile.problem` with as many ranks as stages: each a submesh of `devices[stage]` devices, with
-    `counts[stage]` layers. How layers scale was not measured, so its source then begins with "estimated: ". Raises
-    BadInput."""
+    """The profile for `Profile.problem` where each rank is the submesh of one stage, with `devices[stage]` devices and
+    `counts[stage]` layers. Where it has more than one device its times are estimates, so the source begins with "estimated".
+    Raises BadInput."""
     if max(devices) == 1:
         return profile
     if profile.rank_factors:

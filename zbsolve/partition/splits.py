@@ -1,25 +1,25 @@
-"""Every split of a model's layers into the stages of a placement, as bounds over all of them see it: the recipe that
+"""All splits of a model's layers into the stages of a placement, and lower bounds on the step of each: the data that
 certificates keep, and what ranks must do in one split, as terms that are linear in the times of its stages.
 
-Lanes are the passes of one stage and kind. A microbatch goes through the lanes F₀ … F_{N−1}, B_{N−1} … B₀ (or BW) one after
-the other: that is its path. W comes behind its B. A **jump** from lane i to lane j behind it, both on one rank: between the
-start of i's first pass and the end of j's pass m that rank runs passes 0 … m of all its lanes between i and j, for each of
-them comes behind the one and before the other. So heads (and tails alike) are a path with one jump in it:
+A **lane** is all passes of one stage and kind. Each microbatch passes the lanes F₀ … F_{N−1}, B_{N−1} … B₀ (or BW) in this
+order, which is its path; W comes after its B. The **head** of a pass is a lower bound on its start, and its **tail** one on
+the time from its end to the end of the step. A **jump** leads from lane i to a later lane j of the same rank. Between the
+start of i's first pass and the end of j's pass m, that rank runs passes 0 … m of all its lanes from i to j, since each comes
+after the former and before the latter. So a path with one jump in it gives a head, and a tail likewise:
 
-    start of pass m of l ≥ path to i, (m + 1) times the lanes of the jump, path from behind j to l.
+    start of pass m of l ≥ path to i + (m + 1) · lanes of the jump + path from after j to l.
 
-A **wave**: of a rank with stages s ≤ … ≤ t, each microbatch keeps H bytes there, the sum of its stages', from its F to its
-backward. Where c + 1 microbatches do not fit, so (c + 1) H is more than its room, pass j of F_t starts no sooner than pass
-j − c of B_t has ended. For when it starts, the rank has begun passes 0 … j of all its F lanes: those of F_t in their order,
-and each of the others before that of its microbatch in F_t. Had pass j − c of B_t not ended, no later one of B_t would have,
-and no backward of these microbatches on this rank would have begun, as each comes behind that in B_t. So at most j − c
-microbatches would have given bytes back, and c + 1 would lie there. From a start in F_t to the end in B_t a microbatch takes
-D, the path between, so each c microbatches cost D:
+A **wave** is a bound from memory. A rank holds stages s ≤ … ≤ t, and keeps H bytes of each microbatch, the sum over these
+stages, from its F to its backward. Where (c + 1) H exceeds the rank's room, pass j of F_t starts only after pass j − c of
+B_t has ended. Proof: when pass j of F_t starts, the rank has begun passes 0 … j of all its F lanes. If pass j − c of B_t had
+not ended, no later pass of B_t would have, and no other backward of these microbatches on this rank would have begun, as
+each comes after the one in B_t. So at most j − c microbatches would have freed bytes, and c + 1 would be held. From a start
+in F_t to the end in B_t a microbatch takes D, the path between, so every c microbatches cost D:
 
-    start of pass m of l ≥ path to l, ⌊m/c⌋ times D, for l from F_t on; and tails alike, for l up to B_t.
+    start of pass m of l ≥ path to l + ⌊m/c⌋ · D, for l from F_t on; and tails likewise, for l up to B_t.
 
-A **cut** is a set of passes of one rank, microbatches x … y of some lanes: a step takes at least the least head in it, all
-its work, and the least tail (one machine; Carlier, *The one-machine sequencing problem*, 1982). It holds in every split.
+A **cut** is a set of passes of one rank, microbatches x … y of some lanes. A step takes at least the least head in it, all
+its work, and the least tail (one machine; Carlier, *The one-machine sequencing problem*, 1982). This holds in every split.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from .cuts import Floats
 from .stage_costs import StageCosts
 from .stage_memory import StageMemory
 
-MAX_LAYERS = 100_000  # of a file
-SCALE = 1000  # units of a µs, where layers' times are not whole
-STEPS = (1.0, 0.75, 0.5)  # of a layer: by so much first stages of splits rise
-ROUNDED = 502  # units that a stage's pass may be shorter than its layers: half a µs, and what units round
+MAX_LAYERS = 100_000  # most layers of a file
+SCALE = 1000  # units in a µs, where layers' times are not whole
+STEPS = (1.0, 0.75, 0.5)  # layers by which each next rank's first stage is longer (see `Lanes.rising`)
+ROUNDED = 502  # units that a stage's pass may be shorter than its layers: half a µs, and the rounding of units
 
 
 @dataclass(frozen=True)
 class Splits:
-    """All splits of these layers into stages. ranks: of each stage; rows: the layers, times F, B, W or F, BW; message: µs
-    between two ranks, at least; room: bytes of each rank, at most, or None; roles: as in an `EverySplit`."""
+    """All splits of these layers into stages. ranks: of each stage; rows: the layers, with times of F, B, W or of F, BW;
+    message: the least µs of one between two ranks; room: bytes of each rank, or None; roles: as in an `EverySplit`."""
 
     ranks: tuple[int, ...]
     microbatches: int
@@ -62,8 +62,8 @@ class Splits:
 
     @classmethod
     def of(cls, costs: StageCosts) -> Splits | None:
-        """Of a step; None where stages' times are not the sums of their layers', stages are no row, or microbatches take
-        several routes."""
+        """The splits of a step. None where stages' times are not the sums of their layers' times, where layers are not one
+        row, and where microbatches take several routes."""
         plain = len(costs.routes) == 1 and not costs.vocabulary.barriers and not costs.untrained and costs.row
         if not plain or costs.rank_factors or costs.microbatch_factors or len(costs.layers) < costs.stages:
             return None
@@ -77,8 +77,8 @@ class Splits:
 
     @classmethod
     def told(cls, every: EverySplit, problem: Problem) -> Splits:
-        """What a schedule's file says of the splits of its problem's layers. Raises BadInput where that makes no sense, or
-        the problem is none of them."""
+        """The splits that a schedule's file describes. Raises BadInput naming a field that does not fit the problem, or
+        where the problem is not the step of one of these splits."""
         ranks, layers, rows = problem.ranks, sum(problem.layers), every.layers
         splits = [*every.looked, *(split for split, _, _ in every.apart)]
         wrong = {
@@ -113,7 +113,7 @@ class Splits:
 
     @cached_property
     def times(self) -> list[list[float]]:
-        """µs of each layer, a row a kind of pass."""
+        """[kind][layer]: µs of the pass of this kind."""
         return [[row.times[k] for row in self.rows for _ in range(row.number)] for k in range(len(self.rows[0].times))]
 
     @cached_property
@@ -123,7 +123,7 @@ class Splits:
 
     @cached_property
     def unit(self) -> int:
-        """Units of a µs."""
+        """Units in a µs: 1 where all times are whole, else `SCALE`."""
         times = (*(row.times for row in self.rows), *self.roles)
         return 1 if all(float(time).is_integer() for row in times for time in row) else SCALE
 
@@ -134,7 +134,7 @@ class Splits:
 
     @cached_property
     def beside(self) -> Floats:
-        """[kind, stage]: µs of a stage's pass beside its layers."""
+        """[kind, stage]: µs of a stage's pass beside its layers, from its role."""
         roles = np.array(self.roles or [[0.0] * len(self.rows[0].times)] * 3)
         return roles[[0, *[1] * (self.stages - 2), 2][: self.stages]].T
 
@@ -145,7 +145,7 @@ class Splits:
         return np.floor(self.unit * sums + 1e-6).astype(np.int64)
 
     def problem(self, counts: Sequence[int]) -> Problem:
-        """The step of one split. Of another that takes longer, or keeps more, its bounds hold too."""
+        """The step of one split. Its lower bounds also hold for a step whose passes take longer or keep more."""
         stages = list(pairwise(layer_cuts(counts)))
         held = [sum(self.held[a:b]) for a, b in stages]
         both = zip(self.times, self.beside.tolist(), strict=True)
@@ -155,7 +155,8 @@ class Splits:
         return pipeline(**passes, **how, held_until_B=held, capacity=self.room, layers=tuple(counts))
 
     def covers(self, problem: Problem) -> bool:
-        """Whether a problem is the step of one of these splits, or takes longer, or keeps more in no more room."""
+        """Whether a problem is the step of one of these splits, or one whose passes take longer or keep more, in no more
+        room."""
         if len(problem.layers) != self.stages or sum(problem.layers) != self.layers or problem.objective != "makespan":
             return False
         try:
@@ -169,10 +170,12 @@ class Splits:
         known = dict(zip((its.before * names + its.after).tolist(), its.lag.tolist(), strict=True))
         wanted = zip((rows[edges.before] * names + rows[edges.after]).tolist(), edges.lag.tolist(), strict=True)
         rooms = (0,) if self.room is None else self.room
+        alone = [[f"compute:{rank}" in streams for rank in range(problem.ranks)] for streams in problem.passes.stream_sets]
         stays = np.all([c[its.before] == c[its.after] for c in (problem.passes.stage, problem.passes.microbatch)], axis=0)
         kept = np.bincount(its.before, np.where(stays, problem.device_bytes, 0), names)  # until its stage's backward, or W
         return bool(
             (problem.passes.rank[rows] == own.passes.rank).all()
+            and np.array(alone)[problem.passes.streams[rows], own.passes.rank].all()
             and (problem.passes.duration[rows] >= own.passes.duration).all()
             and all(known.get(pair, -1) >= lag for pair, lag in wanted)
             and (self.room is None or problem.capacity is not None)
@@ -182,7 +185,7 @@ class Splits:
 
 
 class Jump(NamedTuple):
-    """From lane `first` to lane `last`, both on one rank."""
+    """A jump from lane `first` to lane `last`, both on one rank (see the module)."""
 
     first: int
     last: int
@@ -192,14 +195,14 @@ NO_JUMP = Jump(-1, -1)
 
 
 class Wave(NamedTuple):
-    """On a rank where no more than `fit` microbatches do."""
+    """A wave on a rank that has room for `fit` microbatches (see the module)."""
 
     rank: int
     fit: int
 
 
 class Part(NamedTuple):
-    """Microbatches `begin` … `end` of a lane in a cut, with the jumps, or waves, of its head and of its tail."""
+    """Microbatches `begin` … `end` of a lane in a cut; head, tail: the jump, or wave, that gives their head and tail."""
 
     lane: int
     begin: int
@@ -212,9 +215,9 @@ Cut = tuple[Part, ...]
 
 
 class Lanes:
-    """The lanes of a placement: first the path, then each stage's W. stage, rank, kind (a row of `Splits.totals`): of each;
-    waits: units of messages before each of the path; less: units that a lane's passes may take less than its layers do,
-    below 0 those of its stage's role that they take more."""
+    """The lanes of a placement: first those of the path, then each stage's W. stage, rank, kind (a row of `Splits.totals`):
+    of each lane; waits: units of messages before each lane of the path; less: units by which a lane's passes may be shorter
+    than its layers; negative where its stage's role makes them longer."""
 
     def __init__(self, splits: Splits) -> None:
         N, kinds = splits.stages, len(splits.rows[0].times)
@@ -233,31 +236,31 @@ class Lanes:
         return [q for q in range(jump.first, jump.last + 1) if self.rank[q] == self.rank[jump.first]]
 
     def turn(self, rank: int) -> tuple[int, int]:
-        """F and the backward of the last stage of a rank, on the path."""
+        """The lanes of F and of the backward of a rank's last stage."""
         last = int(np.flatnonzero(self.rank[: self.splits.stages] == rank)[-1])
         return last, self.path - 1 - last
 
     def full(self, counts: Sequence[int]) -> list[Wave]:
-        """The waves of a split."""
+        """The waves of a split: one for each rank that does not have room for all microbatches."""
         ends, held, room = layer_cuts(counts), np.cumsum([0, *self.splits.held]), self.splits.room
         sizes = np.bincount(self.splits.ranks, np.diff(held[ends])).astype(np.int64)
         fit = [] if room is None else (np.array(room) // np.maximum(sizes, 1)).tolist()
         return [Wave(rank, max(1, few)) for rank, few in enumerate(fit) if few < self.microbatches and sizes[rank] > 0]
 
     def place(self, lane: int) -> int:
-        """Where a lane is on the path; W where its B is."""
+        """The position of a lane on the path; that of its B for W."""
         return lane if lane < self.path else self.path - 1 - int(self.stage[lane])
 
     def lengths(self, counts: Sequence[int]) -> Ints:
-        """Units of a pass of each lane in a split, at least."""
+        """A lower bound, units, on a pass of each lane in a split."""
         ends = np.array(layer_cuts(counts))
         totals = self.splits.totals
         stages = totals[self.kind, ends[self.stage + 1]] - totals[self.kind, ends[self.stage]]
         return np.asarray(np.maximum(stages - self.less, 0))
 
     def least(self, splits: Sequence[Sequence[int]]) -> Ints:
-        """µs that each of these splits takes at least: its path with one jump over all microbatches, and what is behind a
-        lane on its rank."""
+        """A lower bound, µs, on the step of each of these splits: the path with one jump over all microbatches, or the path
+        to a lane and then all work of its rank from there on."""
         length, B = np.array([self.lengths(split) for split in splits]).T, self.microbatches
         path = length[: self.path]
         start = np.cumsum(path, axis=0) - path + self.waits[:, None]
@@ -270,8 +273,8 @@ class Lanes:
         return np.asarray(-(-bound // self.splits.unit))
 
     def rising(self) -> list[tuple[int, ...]]:
-        """Splits in which ranks can begin soon, work all the time and end soon: the first stages are short, each so much of
-        a layer longer than that before, and what the first stage of a rank lacks its last two others have."""
+        """Candidate splits in which ranks can begin early, never idle and end early. The first stage of each rank is short,
+        each longer than that of the rank before by a number in `STEPS`, and the rank's last two stages get the rest."""
         ranks, stages = np.array(self.splits.ranks), self.splits.stages
         share, more = divmod(self.splits.layers, stages)
         on_rank = sorted(np.flatnonzero(ranks == rank).tolist() for rank in range(int(ranks.max()) + 1))
@@ -289,17 +292,17 @@ class Lanes:
         return splits
 
     def cuts(self, counts: Sequence[int]) -> list[tuple[int, Cut]]:
-        """For each rank the cut that says most of this split, and what it says, units."""
+        """For each rank the highest bound that a cut gives for this split, units, and that cut."""
         length, B = self.lengths(counts), self.microbatches
         path = length[: self.path]
         start = np.concatenate([[0], np.cumsum(path)[:-1]]) + self.waits
         end, whole = start + path, int(start[-1] + path[-1])
         each = np.array([sum(int(length[q]) for q in self.inside(jump)) for jump in self.jumps])
         way = np.array([end[jump.last] - start[jump.first] for jump in self.jumps])
-        more = np.arange(1, B + 1) * each[:, None] - way[:, None]  # [jump, m]: over m + 1 microbatches, beyond the way
+        more = np.arange(1, B + 1) * each[:, None] - way[:, None]  # [jump, m]: over m + 1 microbatches, beyond the path
         waves = self.full(counts)
         turns: list[tuple[int, int]] = [self.turn(wave.rank) for wave in waves]
-        ways: list[Jump | Wave] = [*self.jumps, *waves, NO_JUMP]  # the last where none is: −1
+        ways: list[Jump | Wave] = [*self.jumps, *waves, NO_JUMP]  # index −1: none
         wait = [np.arange(B) // wave.fit * (end[b] - start[f]) for wave, (f, b) in zip(waves, turns, strict=True)]
         more = np.concatenate([more, np.array(wait, np.int64).reshape(len(waves), B)])
         up, by_up = _best(more, np.array([*(jump.last for jump in self.jumps), *(f for f, _ in turns)]), self.path)
@@ -325,10 +328,11 @@ class Lanes:
 
 
 def _held_at_least(memory: StageMemory) -> list[int]:
-    """Bytes of each layer that no stage keeps less than the sum of: of each as many as all stages that end with it allow."""
+    """Bytes of each layer whose sum no stage keeps less than. Each layer gets the most that all stages that end with it, or
+    later, leave."""
     n, least = len(memory.layers), list[int]()
     kept = memory.after_f(*np.ogrid[:n, 1 : n + 1])
-    left = np.minimum.accumulate(kept[:, ::-1], axis=1)[:, ::-1]  # [a, b]: layers a … b keep that, with others behind too
+    left = np.minimum.accumulate(kept[:, ::-1], axis=1)[:, ::-1]  # [a, b]: the least of stages a … b, a … b + 1, and so on
     for layer in range(n):
         least.append(int(left[: layer + 1, layer].min()))
         left[: layer + 1, layer + 1 :] -= least[-1]
@@ -336,7 +340,7 @@ def _held_at_least(memory: StageMemory) -> list[int]:
 
 
 def _best(more: Ints, place: Ints, count: int) -> tuple[Ints, Ints]:
-    """[l, m]: the most of the rows whose place is l or less, at least 0, and which row that is (−1: none)."""
+    """[l, m], twice: the largest of 0 and the rows of `more` whose place is l or less, and which row it is (−1: none)."""
     best, which = np.zeros(more.shape[1], np.int64), np.full(more.shape[1], -1)
     rows = []
     for at in range(count):
@@ -348,8 +352,8 @@ def _best(more: Ints, place: Ints, count: int) -> tuple[Ints, Ints]:
 
 
 def _densest(heads: Ints, tails: Ints, lengths: Ints) -> tuple[int, int, int]:
-    """Of all sets of passes with heads and tails of so much at least the most that least head, work and least tail add up
-    to; and that head and tail."""
+    """The highest value of h + work + t, where work is that of all passes with heads ≥ h and tails ≥ t; and that h and t.
+    heads, tails: [lane, microbatch]; lengths: of a pass of each lane, all in units."""
     rows, row = np.unique(heads, return_inverse=True)
     columns, column = np.unique(tails, return_inverse=True)
     work = np.zeros((len(rows), len(columns)), np.int64)

@@ -1,4 +1,4 @@
-"""What stages of a model's layers cost and need on the ranks of a pipeline; and a bound of every partition."""
+"""Times and bytes of stages of layers on the ranks of a pipeline; and a lower bound on the step of every partition."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .stage_memory import NO_SHARD, Shard, StageMemory
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Layers on the stages of a pipeline: what is partitioned, and for what.
+    """The layers to partition, and the pipeline whose stages they go to.
 
-    layers, link, states, tied, rank_factors, microbatch_factors, gradients: as in a `Profile`. routes: stage → rank, as
-    `placement.check_routes` gives them; microbatches of a step; limit: bytes of each rank, or None; fused: one backward BW
-    in place of B and W; shards: ranks of the data-parallel group over which a stage's parameters are sharded; vocabulary:
-    what each rank has of a sharded one beside its stages. roles: as in a `Profile`.
+    layers, link, states, tied, rank_factors, microbatch_factors, gradients, roles: as in a `Profile`.
+    routes: stage → rank, as `placement.check_routes` returns them. microbatches: of a step. limit: bytes of each rank, or
+    None. fused: one backward BW in place of B and W. shards: data-parallel ranks over which the parameters of a stage are
+    sharded. vocabulary: the shard that each rank has beside its stages.
     """
 
     layers: tuple[Layer, ...]
@@ -54,8 +54,8 @@ class StageCosts:
         shards: int = 1,
         vocabulary: Shard = NO_SHARD,
     ) -> StageCosts:
-        """Of a profile's layers (`model`); fused too where it knows nothing else. limit: of each rank, or of all alike.
-        Raises BadInput where it knows how fast another number of ranks is, or how long another number of microbatches."""
+        """The costs of a profile's layers (`model`); fused too where it has no times of B and W. limit: bytes of each rank,
+        or one number for all. Raises BadInput where the profile has factors of another number of ranks or microbatches."""
         ranks, known = max(routes[0]) + 1, len(model.rank_factors)
         if known not in (0, ranks):
             raise BadInput(f"ranks: the profile knows how fast {known} ranks are (field 'rank_factors'), not {ranks}")
@@ -86,14 +86,14 @@ class StageCosts:
         return len(self.routes) == 1 and len(set(self.routes[0])) == self.stages
 
     def beside(self, stage: int) -> tuple[Layer, ...]:
-        """What a stage takes beside its layers."""
+        """The role whose times a stage takes beside its layers: a tuple of one, or of none."""
         role = 0 if stage == 0 else -1 if stage == self.stages - 1 else 1
         return (self.roles[role],) if self.roles else ()
 
     @cached_property
     def layer_totals(self) -> tuple[Ints, Ints]:
-        """[row, a]: whole µs of the layers before a, a row each for F, B (or BW), W; and bytes that they keep after F, after
-        B, and all the time, as if each tensor were kept by one layer."""
+        """Two arrays [row, a], of the layers before a: whole µs, with rows F, B (or BW), W; and bytes, with rows kept after
+        F, kept after B, and kept through the whole step, where each tensor counts for one layer only."""
         kinds = ("F", "BW") if self.fused else ("F", "B", "W")
         times, ends = [[getattr(layer, kind) for layer in self.layers] for kind in kinds], np.arange(1, len(self.layers) + 1)
         after_b = np.zeros(len(ends)) if self.fused else self.memory.after_b(0, ends)
@@ -110,28 +110,29 @@ class StageCosts:
 
     @cached_property
     def untrained(self) -> int:
-        """How many layers in front train nothing. A sharded embedding is not among the layers: its gradient goes to all."""
+        """How many layers in front train nothing; 0 with a sharded vocabulary, since the embedding's gradient still goes
+        back to all ranks."""
         return 0 if self.vocabulary.barriers else untrained_layers(self.layers)
 
     @cached_property
     def times(self) -> list[float]:
-        """µs of each layer for one microbatch, all its passes."""
+        """µs of each layer for one microbatch, all its passes together."""
         return [c.F + (c.BW if self.fused else c.B + c.W) for c in self.layers]
 
     @cached_property
     def all_to_alls(self) -> list[float]:
-        """µs of each layer's all-to-alls for one microbatch, behind F and behind the backward."""
+        """µs of each layer's all-to-alls for one microbatch: one after F and one after the backward."""
         return [2 * c.all_to_all for c in self.layers]
 
     @cached_property
     def factors(self) -> Floats:
-        """How much longer each stage takes on its ranks than its layers say, in the mean over routes, shape (stages,)."""
+        """The factor of each stage's ranks on the times of its layers, averaged over routes; shape (stages,)."""
         known = np.array(self.rank_factors or (1.0,) * self.ranks)
         return np.asarray(known[np.array(self.routes)].mean(axis=0), np.float64)
 
     @cached_property
     def shares(self) -> Floats:
-        """[rank, stage]: which part of a stage's microbatches the rank runs."""
+        """[rank, stage]: the share of a stage's microbatches that the rank runs."""
         shares = np.zeros((self.ranks, self.stages))
         for route in self.routes:
             np.add.at(shares, (np.array(route), np.arange(self.stages)), 1 / len(self.routes))
@@ -139,7 +140,7 @@ class StageCosts:
 
     @cached_property
     def memory(self) -> StageMemory:
-        """What stages keep and need, bytes."""
+        """The account of bytes that stages keep and need."""
         largest = max(self.microbatch_factors, default=1.0)
         return StageMemory(self.layers, self.states, self.tied, self.shards, self.vocabulary, self.gradients, largest)
 
@@ -148,12 +149,12 @@ class StageCosts:
         return np.inf if self.limit is None else self.limit[self.routes[0][stage]]
 
     def fits(self, need: Sequence[int]) -> bool:
-        """Whether every rank, or every submesh, has what it needs."""
+        """Whether each rank, or each submesh, has room for what it needs. need: bytes of each."""
         return self.limit is None or all(size <= room for size, room in zip(need, self.limit, strict=False))
 
     def in_flight(self, stage: int) -> int:
-        """Microbatches whose activations a stage is taken to hold at once: as 1F1B does where each stage has its own rank
-        (arXiv 2104.04473); one elsewhere, the least with which any schedule exists."""
+        """How many microbatches' activations a stage is assumed to hold at once. Where each stage has its own rank, as many
+        as in 1F1B (arXiv 2104.04473); elsewhere one, the least with which a schedule exists."""
         return min(self.microbatches, self.stages - stage) if self.single else 1
 
     @cached_property
@@ -163,23 +164,23 @@ class StageCosts:
 
     @cached_property
     def kept(self) -> Floats:
-        """[a, b]: the most bytes that a stage of layers a … b − 1 keeps of one microbatch; infinite where there are none."""
+        """[a, b]: the most bytes that a stage of layers a … b − 1 keeps of one microbatch; infinite where a ≥ b."""
         return np.asarray(self.memory.kept(*self._cuts) + none_where_empty(len(self.layers)))
 
     @cached_property
     def fixed_bytes(self) -> Floats:
-        """[a, b]: bytes that a stage of layers a … b − 1 on a rank of its own needs beside activations."""
+        """[a, b]: bytes beside activations that a stage of layers a … b − 1 needs on a rank of its own."""
         cut, memory = self._cuts, self.memory
         needed = memory.fixed(cut) + memory.gathered(cut) + memory.transient(*cut) + memory.messages(*cut)
         return np.asarray(needed + none_where_empty(len(self.layers)))
 
     def bytes(self, stage: int, held: int = 0) -> Floats:
-        """[a, b]: bytes that a stage of layers a … b − 1 needs on a rank of its own: activations of so many microbatches (0:
-        those in flight), and all beside them."""
+        """[a, b]: all bytes that a stage of layers a … b − 1 needs on a rank of its own. held: microbatches whose
+        activations count; 0: those in flight."""
         return self.fixed_bytes + (held or self.in_flight(stage)) * self.kept
 
     def need(self, counts: Sequence[int]) -> Floats:
-        """Bytes that each rank needs, shape (ranks,), with so many layers a stage: activations, and all beside them."""
+        """All bytes that each rank needs, shape (ranks,). counts: layers of each stage."""
         stages = list(pairwise(layer_cuts(counts)))
         held = [self.in_flight(s) * self.kept[cut] for s, cut in enumerate(stages)]
         fixed, moving = self.memory.of_ranks(counts, self.routes)
@@ -188,38 +189,39 @@ class StageCosts:
 
     @cached_property
     def between_ranks(self) -> Floats:
-        """[stage]: for which part of the microbatches the cut behind a stage lies between two ranks; (stages − 1,)."""
+        """[stage]: the share of microbatches that change rank after this stage; shape (stages − 1,)."""
         routes = np.array(self.routes)
         return np.asarray((routes[:, :-1] != routes[:, 1:]).mean(axis=0), np.float64)
 
     @cached_property
     def messages(self) -> Floats:
-        """[a]: ns that a cut before layer a adds to the first microbatch's way there and back; none where a row begins."""
+        """[a]: ns of messages that a cut before layer a adds to one microbatch's path, forward and back; 0 where a row
+        begins."""
         rows = {*begun(self.layers)}
         ways = [0 if i in rows else 1 if i <= self.untrained else 2 for i in range(1, len(self.layers) + 1)]
         return np.rint([0.0, *(1e3 * n * self.link.message(layer) for n, layer in zip(ways, self.layers, strict=True))])
 
     @cached_property
     def row(self) -> bool:
-        """Whether the layers are one row: none but the first begins one."""
+        """Whether the layers are one row: no layer but the first begins one."""
         return not begun(self.layers)
 
     @cached_property
     def ways(self) -> Ways:
-        """The longest ways of a microbatch through the layers as a graph (see `Ways`)."""
+        """The longest paths of a microbatch through the graph of layers (see `Ways`)."""
         return Ways.of(self.layers, self.fused)
 
     def steps(self, factor: float = 1.0) -> tuple[Floats, Floats]:
-        """[a, b]: µs of a stage's work (times `factor`) and of its all-to-alls, as whole ns: the longer of both, which is
-        what each microbatch adds behind the slowest stage, and the other, which the first one's way takes too."""
+        """Two arrays [a, b] in whole ns, from a stage's work (times `factor`) and its all-to-alls: the larger of both, which
+        each microbatch adds on the slowest stage, and the smaller, which only lengthens the path of one microbatch."""
         work, sent = np.rint(1e3 * (factor * spans(self.times))), np.rint(1e3 * spans(self.all_to_alls))
         return np.maximum(work, sent), np.minimum(work, sent)
 
 
 class Ways(NamedTuple):
-    """µs of the longest ways of one microbatch through a graph of layers, without messages: to each layer's F, and behind
-    its B (or BW), shape (layers + 1,) each, infinite behind the last; and whole ways through each layer's F, and through
-    its B, shape (layers,) each. In one row these are sums of all layers before, and of all layers."""
+    """µs of the longest paths of one microbatch through the graph of layers, without messages. to_f, behind_b: before each
+    layer's F, and after its B (or BW), shape (layers + 1,), infinite at the last index; through_f, through_b: whole paths
+    through its F, and through its B, shape (layers,). In one row these are sums over the layers before, and over all."""
 
     to_f: Floats
     behind_b: Floats
@@ -228,8 +230,8 @@ class Ways(NamedTuple):
 
     @classmethod
     def of(cls, layers: Sequence[Layer], fused: bool) -> Ways:
-        """A layer waits for the one before, unless it begins a row, and for those that give what it takes; a gradient goes
-        back to all of these but givers that get none."""
+        """The paths of these layers. A layer waits for the one before it, unless it begins a row, and for the givers of what
+        it takes; gradients go back along all of these links, except to givers whose `gradient` is false."""
         n, values = len(layers), side_values([layer.names for layer in layers])
         F, B = (np.array([getattr(layer, kind) for layer in layers], np.float64) for kind in ("F", "BW" if fused else "B"))
         links = [(i - 1, i, True) for i in range(1, n) if not layers[i].begins]
@@ -246,18 +248,18 @@ class Ways(NamedTuple):
         return cls(to_f, behind_b, to_f[:-1] + F + from_f, to_b + B + behind_b[:-1])
 
 
-HALF = 0.5  # µs: durations are whole, so each may be so much less than its layers say
+HALF = 0.5  # µs: durations are rounded to whole numbers, so each may be this much less than its layers' sum
 
 
 def least_step(costs: StageCosts, objective: str) -> int:
-    """µs: no schedule of any partition takes less, on these ranks and this placement.
+    """A lower bound, µs, on the step of every schedule of every partition, on these ranks and this placement.
 
-    Stage j starts when F went through the layers before, then works m times, and behind its last B the B of the layers
-    before are still to come, all-to-alls on both ways. And one microbatch's whole way through the stage, F and B of all
-    layers in one row, comes behind m − 1 passes F of it, or before as many B. The least maximum of both over j is a
-    dynamic programme. In any case: all work over all ranks, and what each rank waits for before its first stage and behind
-    that one's last backward. Of a sharded vocabulary S and T are work of every rank. Where microbatches take several
-    routes: the work alone.
+    Stage j starts after F of the layers before it, then runs its passes of m microbatches; after its last B come the B of
+    the layers before it. All-to-alls count on both paths. Also, one microbatch's whole path through the stage, F and B of
+    all layers in one row, comes after m − 1 of its passes F, or before as many passes B. A dynamic programme finds the least
+    maximum over j of both. A second bound spreads all work over all ranks, with each rank's wait before its first F and
+    after its last backward; S and T of a sharded vocabulary are work of every rank. Where microbatches take several routes
+    only the work counts.
     """
     kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
     sums = [spans([getattr(c, kind) for c in costs.layers]) for kind in kinds]
@@ -278,7 +280,7 @@ def least_step(costs: StageCosts, objective: str) -> int:
     def price(s: int) -> Floats:
         stage = costs.stages - s
         least = _stage_at_least(costs, sums, shard, stage, objective)
-        # One microbatch's whole way is behind the others' F on the stage, or before their B.
+        # One microbatch's whole path comes after the others' F on the stage, or before their B.
         if costs.microbatches > 1 and objective != "span":
             passes = [_at_least(costs, array, kind, costs.factors[stage]) for array, kind in zip(sums, "FB", strict=False)]
             least = np.max(
@@ -298,8 +300,8 @@ def _message(costs: StageCosts) -> float:
 
 
 def _at_least(costs: StageCosts, times: Floats, kinds: str, factor: float, stages: int = 1) -> Floats:
-    """µs of the shortest microbatch's passes of these kinds, on so many stages whose layers take `times`, at least:
-    roundings are off."""
+    """A lower bound, µs, on passes of these kinds of the shortest microbatch, over this number of stages whose layers take
+    `times`: everything that rounding can take off is subtracted."""
     off = sum(_rounding(costs, "BW" if kind == "B" and costs.fused else kind) for kind in kinds)
     shortest, again = min(costs.microbatch_factors, default=1.0), HALF * len(kinds)
     once = np.asarray(times) * factor - stages * (off * factor + again * bool(costs.rank_factors))
@@ -307,19 +309,19 @@ def _at_least(costs: StageCosts, times: Floats, kinds: str, factor: float, stage
 
 
 def _hops(costs: StageCosts, stages: int) -> int:
-    """Messages on the way through so many stages, at least: none where a way may begin anywhere."""
+    """The least number of messages on a path through the first `stages` stages; 0 where paths can begin at other layers."""
     return int(np.count_nonzero(np.diff(costs.routes[0][:stages]))) if costs.row else 0
 
 
 def _whole_ways(costs: StageCosts) -> list[Floats]:
-    """µs of a microbatch's whole way through each layer's F, and through its B, with messages, at least."""
+    """Lower bounds, µs, on a microbatch's whole path through each layer's F, and through its B, with messages."""
     sent = _hops(costs, costs.stages) * _message(costs) * (1 if costs.untrained else 2)
     factor, (*_, through_f, through_b) = min(costs.rank_factors, default=1.0), costs.ways
     return [sent + _at_least(costs, array, "FB", factor, costs.stages) for array in (through_f, through_b)]
 
 
 def _most(each: Floats) -> Floats:
-    """[a, b]: the most of a … b − 1, shape (layers + 1, layers + 1)."""
+    """[a, b]: the largest value of layers a … b − 1, shape (layers + 1, layers + 1)."""
     most = np.zeros((len(each) + 1, len(each) + 1))
     for a in range(len(each)):
         most[a, a + 1 :] = np.maximum.accumulate(each[a:])
@@ -327,11 +329,11 @@ def _most(each: Floats) -> Floats:
 
 
 def _ends(costs: StageCosts) -> Floats:
-    """µs that each rank waits, at least: before the first F of any of its stages, and behind the last backward of any. In a
-    row that is its first stage. Where the backward is split a W may be last there, and T of a sharded vocabulary: then
-    nothing is sure to come.
+    """A lower bound, µs, on what each rank idles: before the first F of its stages, and after the last backward of them. In
+    a row both are those of its first stage. The second counts only where backwards are fused and the vocabulary is not
+    sharded: else a W or T can still run then.
 
-    Each stage has a layer, so before one are as many layers as stages, or more, and behind it too."""
+    Each stage has a layer, so at least as many layers as stages come before a stage, and after it."""
     route, more = np.array(costs.routes[0]), len(costs.layers) - costs.stages
     both = [("F", costs.ways.to_f, True)]
     if costs.fused and not costs.vocabulary.barriers:
@@ -344,19 +346,19 @@ def _ends(costs: StageCosts) -> Floats:
 
 
 def _end(costs: StageCosts, stage: int, way: float, kind: str, sent: bool) -> float:
-    """µs of a way of passes of a kind to a stage, or from it, with messages where some are sent, at least."""
+    """A lower bound, µs, on a path of this kind of pass to a stage, or from it, with its messages where `sent`."""
     factor = min(costs.rank_factors, default=1.0)
     return float(_at_least(costs, np.array(way), kind, factor, stage)) + sent * _hops(costs, stage + 1) * _message(costs)
 
 
 def _rounding(costs: StageCosts, kind: str) -> float:
-    """µs that a pass of this kind may be shorter than its layers say: none where these are whole."""
+    """µs that rounding may take off a pass of this kind: 0 where the times of its layers are whole."""
     return 0.0 if all(float(getattr(layer, kind)).is_integer() for layer in costs.layers) else HALF
 
 
 def _of_all(costs: StageCosts, one_microbatch: Floats, roundings: float = 1.0) -> Floats:
-    """µs that all microbatches take at least, from those of one as long as the layers say. roundings: how many times are in
-    it, since a microbatch's factor rounds each once more."""
+    """A lower bound, µs, on all microbatches. one_microbatch: µs of one with factor 1; roundings: how many durations it
+    sums, since a microbatch's factor rounds each once more."""
     if not costs.microbatch_factors:
         return np.asarray(np.maximum(0.0, costs.microbatches * one_microbatch))
     rounded = HALF * roundings * costs.microbatches
@@ -364,9 +366,9 @@ def _of_all(costs: StageCosts, one_microbatch: Floats, roundings: float = 1.0) -
 
 
 def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, ...], stage: int, objective: str) -> Floats:
-    """[a, b]: µs of a step where this stage holds layers a … b − 1, at least. sums: [a, b] of each kind of pass; shard: µs
-    of S and T on its rank. They come behind the stage's first F; before its last B are those that backwards wait
-    for: S, and with two barriers T."""
+    """[a, b]: a lower bound, µs, on a step where this stage holds layers a … b − 1. sums: [a, b] of each kind of pass;
+    shard: µs of S and T on its rank. Both come after the stage's first F. Those that backwards wait for come before its last
+    B: S, and T where there are two barriers."""
     factors, shortest = np.array(costs.rank_factors or (1.0,) * costs.ranks), min(costs.microbatch_factors, default=1.0)
     slower = HALF if costs.rank_factors else 0.0  # a factor's product is rounded once more
 
@@ -389,7 +391,7 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     again = HALF * bool(costs.microbatch_factors)
     others = np.maximum(0.0, smaller * (np.nan_to_num(apart[0], posinf=0.0) - HALF * stage) - again * stage)
     message = _message(costs)
-    sent_back = 0.0 if costs.untrained else message  # behind layers that train nothing no gradient goes back
+    sent_back = 0.0 if costs.untrained else message  # no gradient goes back to layers that train nothing
     head, tail = (
         np.asarray(array) + others + _hops(costs, stage + 1) * each
         for array, each in zip(before, (message, sent_back), strict=True)

@@ -1,4 +1,4 @@
-"""What stages of layers keep and need, bytes: the one account of memory, for problems and for partitions alike."""
+"""Bytes that stages of layers keep and need. Problems and partitions both count memory here."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..layer import NO_LINK, Layer, Link, Tied, layer_ranges, side_values
 from ..problem import MessageRoom
 from .cuts import Floats
 
-MESSAGES = 2  # at each end of a stage: one that comes or came, one that goes
-Place = int | NDArray[np.int64]  # of a cut: before this layer
+MESSAGES = 2  # messages counted at each end of a stage: one received and one sent
+Place = int | NDArray[np.int64]  # a cut lies before this layer; several cuts are an array
 
 
 class Shard(NamedTuple):
-    """What every rank has of a sharded vocabulary beside its stages: µs of S and T for one microbatch, barriers (0: it is
-    not sharded), bytes of parameters, the most that S or T takes while it runs, beyond what is kept, and bytes of those
-    parameters that are not trained."""
+    """The shard of a vocabulary on every rank, beside its stages. S, T: µs of these passes for one microbatch; barriers: of
+    a microbatch, 0 where the vocabulary is not sharded; parameter_bytes, and frozen_bytes, the part of them not trained;
+    transient: the most bytes that S or T takes while it runs, beside what is kept."""
 
     S: float = 0.0
     T: float = 0.0
@@ -46,12 +46,12 @@ NO_SHARD = Shard()
 class StageMemory:
     """The memory of a stage of layers a … b − 1, for any cuts a < b: whole numbers, or arrays of them that broadcast.
 
-    layers: of the whole model. states: bytes of parameters, gradients and optimizer state for each byte of parameters that
-    are trained; frozen ones count once.
-    tied: as in a `Profile`. A layer's bytes are in `Layer`. shards: ranks over which all of these are sharded. vocabulary:
-    what each rank has of it beside its stages. gradients: bytes of a gradient before it is reduced for each byte of its
-    parameter. largest: how much larger the largest microbatch is than layers say, in what ranks keep free for messages and
-    for passes that run, and in what one microbatch keeps at most.
+    layers: of the whole model; `Layer` has the bytes of each. tied: as in a `Profile`.
+    states: bytes of parameters, gradients and optimizer state for each byte of trained parameters; frozen ones count once.
+    shards: ranks over which all of these are sharded. vocabulary: the shard that each rank has beside its stages.
+    gradients: bytes of a gradient before it is reduced, for each byte of its parameter.
+    largest: size of the largest microbatch over that of the layers. It scales what ranks keep free for messages and running
+    passes, and the most that one microbatch keeps.
     """
 
     layers: tuple[Layer, ...]
@@ -69,18 +69,18 @@ class StageMemory:
 
     @cached_property
     def _counted_twice(self) -> Floats:
-        """[a]: of tensors that layers before a count and the next one too."""
+        """[a]: bytes of tensors that two neighbouring layers both count, summed over pairs whose first layer is before a."""
         twice = [0 if b.begins else max(a.output_kept, b.input_unneeded) for a, b in pairwise(self.layers)]
         return np.concatenate([[0.0], np.cumsum(np.array(twice, np.float64)), [0.0]])
 
     @cached_property
     def _totals(self) -> tuple[Floats, Floats]:
-        """Kept after F, kept after B."""
+        """[a], twice: bytes that the layers before a keep after F, and after B."""
         return self._total("held_until_B", "held_until_W"), self._total("held_until_W", "held_from_B")
 
     @cached_property
     def _parameter_totals(self) -> dict[bool, Floats]:
-        """Trained or not → [a]: bytes of such parameters of the layers before a."""
+        """Trained (True) or frozen (False) → [a]: bytes of such parameters of the layers before a."""
         return {True: self._total("trained_bytes"), False: self._total("frozen_bytes")}
 
     @cached_property
@@ -88,7 +88,7 @@ class StageMemory:
         return self._total("buffer_bytes")
 
     def after_f(self, a: Place, b: Place) -> Any:
-        """Bytes of one microbatch between F and B: the layers' sum, where a tensor between two that both count counts
+        """Bytes of one microbatch between F and B: the sum over layers, but a tensor that two neighbours both count counts
         once."""
         total, twice = self._totals[0], self._counted_twice
         return np.maximum(0.0, total[b] - total[a] - (twice[np.asarray(b) - 1] - twice[a]))
@@ -98,13 +98,13 @@ class StageMemory:
         return self._totals[1][b] - self._totals[1][a]
 
     def kept(self, a: Place, b: Place) -> Any:
-        """The most bytes that one microbatch keeps, the largest."""
+        """The most bytes that the largest microbatch keeps."""
         return self.largest * np.maximum(self.after_f(a, b), self.after_b(a, b))
 
     def held(self, counts: Sequence[int], again: Sequence[int] = ()) -> dict[str, list[int]]:
-        """`held_until_B`, `held_until_W`, `held_from_B` of stages with so many layers, for `pipeline`: what one layer's B
-        frees makes room for what another's makes. again: how many layers of each stage, the first ones, recompute: a tensor
-        between these and the others is there twice, since it is made twice."""
+        """`held_until_B`, `held_until_W` and `held_from_B` of each stage, bytes, as `pipeline` takes them. Within a stage,
+        what one layer's B frees is room for what another's B makes. counts: layers of each stage; again: how many of these,
+        the first ones, recompute. A tensor between them and the others is made twice, so it counts twice."""
         sizes: dict[str, list[int]] = {"held_until_B": [], "held_until_W": [], "held_from_B": []}
         for here, count in zip(layer_ranges(counts), again or [0] * len(counts), strict=True):
             after_f, after_b = (int(kept(here.start, here.stop)) for kept in (self.after_f, self.after_b))
@@ -116,39 +116,39 @@ class StageMemory:
         return sizes
 
     def kept_beside(self, here: range, again: int) -> int:
-        """Bytes that F keeps of the layers of a stage behind those that recompute, its first so many."""
+        """Bytes that F keeps of the layers of a stage that do not recompute: all but its first `again`."""
         return int(self.after_f(here.start + again, here.stop)) if again < len(here) else 0
 
     def fixed(self, *stages: tuple[Place, Place]) -> Any:
-        """Bytes of parameters, gradients and optimizer state of one rank with stages (a, b), which has what its layers share
-        once, and its shard of a vocabulary; where they are sharded, the rank's part. And buffers, which nobody shards."""
+        """Bytes of parameters, gradients and optimizer state on one rank with these stages (a, b), its part where they are
+        sharded. Shared parameters count once; its shard of a vocabulary is added, and buffers, which are never sharded."""
         trained = self._parameters(True, *stages) + self.vocabulary.trained_bytes
         frozen = self._parameters(False, *stages) + self.vocabulary.frozen_bytes
         buffers = np.sum([self._buffers[b] - self._buffers[a] for a, b in stages], axis=0)
         return (self.states * trained + min(1.0, self.states) * frozen) / self.shards + min(1.0, self.states) * buffers
 
     def gathered(self, *stages: tuple[Place, Place]) -> Any:
-        """Bytes of sharded parameters, gathered, and of their gradients before they are reduced, of all these stages at
-        once; 0 where nothing is sharded."""
+        """Bytes of gathered parameters, and of their gradients before they are reduced, for all these stages at once; 0
+        where nothing is sharded."""
         trained, frozen = (self._parameters(kind, *stages) for kind in (True, False))
         return (1 + self.gradients) * trained + frozen if self.shards > 1 else 0 * trained
 
     def parameters(self, counts: Sequence[int]) -> list[int]:
-        """Bytes of the parameters of each stage with so many layers."""
+        """Bytes of the parameters of each stage. counts: layers of each stage."""
         stages = [(here.start, here.stop) for here in layer_ranges(counts)]
         return [int(self._parameters(True, stage) + self._parameters(False, stage)) for stage in stages]
 
     def trained(self, counts: Sequence[int]) -> list[int]:
-        """Bytes of those that are trained, of each stage with so many layers."""
+        """Bytes of the trained parameters of each stage. counts: layers of each stage."""
         return [int(self._parameters(True, (here.start, here.stop))) for here in layer_ranges(counts)]
 
     def unreduced(self, counts: Sequence[int]) -> list[int]:
-        """Bytes of the gradients of each stage with so many layers before they are reduced."""
+        """Bytes of the gradients of each stage before they are reduced. counts: layers of each stage."""
         return [int(self.gradients * size) for size in self.trained(counts)]
 
     def own_trained(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> list[int]:
-        """Bytes of the trained parameters of each stage with so many layers, without those that an earlier stage of its rank
-        holds too: a rank sums their gradients once, and those of earlier stages end last. Of several ranks, the most."""
+        """Bytes of the trained parameters of each stage, without those that an earlier stage of its rank holds too: the rank
+        reduces their gradients once, with that earlier stage, whose backwards end last. Over several ranks, the most."""
         ranges = [(here.start, here.stop) for here in layer_ranges(counts)]
         sizes = [0] * len(ranges)
         for stages in _stages_of(routes):
@@ -171,20 +171,20 @@ class StageMemory:
 
     @cached_property
     def _messages(self) -> Floats:
-        """[a]: bytes of messages over a cut before layer a, on each side of it: none before a layer that begins a row and
-        behind the last."""
+        """[a]: bytes kept free on each side of a cut before layer a for its messages; 0 before the first layer, before one
+        that begins a row, and after the last."""
         pairs = pairwise(self.layers)
         sent = [0 if b.begins else MESSAGES * ceil(self.largest * a.output_bytes) for a, b in pairs]
         return np.array([0, *sent, 0], np.float64)
 
     def messages(self, a: Place, b: Place) -> Any:
-        """Bytes of messages at both ends of a stage, as many as usually wait. More do where a rank runs far ahead of the
-        next: then the schedule says how many (see `handover`)."""
+        """Bytes kept free for messages at both ends of a stage, `MESSAGES` at each. Where a rank runs far ahead of the next,
+        more of them wait, and the schedule counts them (see `handover`)."""
         return self._messages[a] + self._messages[b]
 
     @cached_property
     def _transient(self) -> Floats:
-        """[a, b]: the most of the layers a … b − 1, shape (layers + 1, layers + 1)."""
+        """[a, b]: the most `transient` bytes of layers a … b − 1 or of a shard. Shape (layers + 1, layers + 1)."""
         count = len(self.layers)
         most = np.zeros((count + 1, count + 1))
         for a in range(count):
@@ -192,17 +192,17 @@ class StageMemory:
         return np.ceil(self.largest * np.maximum(most, self.vocabulary.transient))
 
     def transient(self, a: Place, b: Place) -> Any:
-        """The most bytes that a pass takes while it runs, one of a shard too, beyond what is kept before or after it."""
+        """The most bytes that a pass, of a shard too, takes while it runs beside what is kept before or after it."""
         return self._transient[a, b]
 
     def of_ranks(
         self, counts: Sequence[int], routes: Sequence[Sequence[int]], again: Sequence[int] = ()
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Bytes that each rank needs beside activations, in two parts: parameters with gradients and optimizer state;
-        messages at the ends of its stages and the most that one pass takes while it runs.
+        """Bytes that each rank needs beside activations, in two parts: parameters with gradients and optimizer state; and
+        messages at the ends of its stages together with the most that one pass takes while it runs.
 
         counts: layers of each stage; routes: stage → rank, each. again: how many layers of each stage, the first ones,
-        recompute: while such a layer runs, what it would keep is there on top.
+        recompute. While such a layer runs, what it would keep without that is in memory too.
         """
         fixed, moving, ranges = [], [], layer_ranges(counts)
         for stages, messages in zip(_stages_of(routes), self.message_room(counts, routes).reserved, strict=True):
@@ -212,7 +212,8 @@ class StageMemory:
         return tuple(fixed), tuple(moving)
 
     def message_room(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> MessageRoom:
-        """How large messages between stages with so many layers are, and what each rank keeps free for them."""
+        """Sizes of the messages between stages, bytes, and what each rank keeps free for them. counts: layers of each stage;
+        routes: stage → rank, each."""
         ranges = layer_ranges(counts)
         sizes = tuple(int(self._messages[here.stop]) // MESSAGES for here in ranges[:-1])
         ends = [[(ranges[stage].start, ranges[stage].stop) for stage in stages] for stages in _stages_of(routes)]
@@ -233,8 +234,8 @@ class StageMemory:
 
 
 def side_inputs(layers: Sequence[Layer], counts: Sequence[int], link: Link = NO_LINK) -> tuple[SideInput, ...]:
-    """What layers give each other beside the row, where stages have so many layers; what has the same ends together. Raises
-    BadInput where layers do not fit each other."""
+    """What stages give each other beside the row of layers; sizes with the same giver and takers are added. counts: layers
+    of each stage; link: for the times of messages. Raises BadInput where layers do not give what others take."""
     values = side_values([layer.names for layer in layers])
     stage = [s for s, count in enumerate(counts) for _ in range(count)]
     sizes: dict[tuple[int, tuple[int, ...], bool], tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""How to split a training step at all, on which cluster: a cost model of few constants, and layouts as profiles."""
+"""The planner: layouts that split a training step over a cluster, from a cost model of few constants or from profiles."""
 
 from typing import TYPE_CHECKING
 

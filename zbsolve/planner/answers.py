@@ -1,5 +1,5 @@
-"""`what_if`: a plan again with one number changed, and what of the difference is proven. `plan_front`: the least step over
-the memory of a device, or over the number of devices, with a bound at each point.
+"""`what_if`: the plan again with one number changed, and how much of the difference is proven. `plan_front`: the least step
+over the memory of a device, or over the number of devices, with a lower bound at each point.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .space import layouts
 
 
 Known = Sequence[tuple[Case, Plan]]
-SECONDS = 15.0  # for each change, where nothing is said
-LINKS = "links"  # stands for each of these
+SECONDS = 15.0  # for each change, by default
+LINKS = "links"  # stands for each of `LINK_CHANGES`
 LINK_CHANGES = ("inside.bandwidth=2x", "between.bandwidth=2x", "messages=2x")
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """One change. plan: the plan with it, None where `reason` says why there is none. bound: µs that no plan with it
-    undercuts, and what says so: its own, or that of a case which is nowhere harder; 0 without a plan. seconds: what it took
-    (0 where effort is counted)."""
+    """The answer to one change. plan: the plan with the change; None where there is none, and `reason` says why. bound: a
+    lower bound, µs, on every plan with the change, 0 without a plan; proof: the rule it comes from, of this plan or of one
+    whose case is nowhere harder. seconds: time it took (0 where effort is counted)."""
 
     change: str
     case: Case
@@ -64,18 +64,18 @@ def what_if(
     stop: Callable[[], bool] = lambda: False,
     **search: Any,
 ) -> tuple[Plan, tuple[Answer, ...]]:
-    """The plan again for each change; and the plan itself, with the best order that was found on the way.
+    """Plan again for each change. Returns the plan before, with the best order found meanwhile, and each change's answer.
 
-    before: the plan.
-    changes: texts, see `case.changed`; "links": each link twice as fast.
-    others: answers about the same plan, which count too.
-    progress: called with a line.
-    stop: once it says True, and after KeyboardInterrupt, no further change is looked at.
+    before: the plan to change.
+    changes: texts as `case.changed` takes them; "links" stands for each of `LINK_CHANGES`.
+    others: earlier answers about the same plan, whose orders and bounds are used too.
+    progress: called with each line of progress.
+    stop: called now and then. Once it returns True, or after KeyboardInterrupt, the remaining changes are skipped.
     search: seconds or effort for each change, and the seed, as `plan` takes them.
 
-    Orders of the plans before are tried first, where their layouts are in the space: so a change that makes nothing harder
-    gives no longer step. A bound also holds for every case that is nowhere easier. Raises BadInput naming the change, before
-    any search.
+    Orders of known plans are tried first where their layouts are in the space, so a change that makes nothing harder never
+    gives a longer step. A lower bound also holds for every case that is nowhere easier. Raises BadInput naming the change
+    before any search.
     """
     cases = changed_cases(case_of(before), changes)
     known = [(case_of(before), before), *((key.case, key.plan) for key in others if key.plan)]
@@ -96,7 +96,7 @@ def what_if(
 
 
 def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
-    """Each change, and the case with it, which has a layout. Raises BadInput naming the change."""
+    """Each change with its case. Raises BadInput naming the change, also where its case has no layout."""
     cases = []
     for text in (each for change in changes for each in (LINK_CHANGES if change.strip() == LINKS else (change,))):
         cases.append((text, case := changed(base, text)))
@@ -106,7 +106,7 @@ def changed_cases(base: Case, changes: Sequence[str]) -> list[tuple[str, Case]]:
 
 
 def _answer(text: str, case: Case, known: Known, limits: dict[str, Any]) -> Answer:
-    """The plan of a case, from the candidates of those that are known: of cases that are no easier first."""
+    """The answer for a case. The search starts from candidates of known plans, those first whose case is no easier."""
     nearest = sorted(known, key=lambda pair: (not no_harder(case, pair[0]), pair[1].best.value))
     start = [candidate for _, plan_there in nearest for candidate in plan_there.near[:2]]
     clock = Clock(limits["seconds"], limits.get("effort"))
@@ -118,7 +118,7 @@ def _answer(text: str, case: Case, known: Known, limits: dict[str, Any]) -> Answ
 
 
 def _shared(before: Plan, answers: Sequence[Answer], others: Sequence[Answer]) -> tuple[Plan, tuple[Answer, ...]]:
-    """The plan and the answers, each with what the others found: what a change brings is no luck of its search."""
+    """The plan and the answers, each with the orders and bounds of the others, so that differences come less from luck."""
     known = [(case_of(before), before), *((answer.case, answer.plan) for answer in (*answers, *others) if answer.plan)]
     orders = [there.best for _, there in known]
     again = [replace(answer, plan=answer.plan and _with_orders(answer.plan, answer.case, orders)) for answer in answers]
@@ -126,7 +126,7 @@ def _shared(before: Plan, answers: Sequence[Answer], others: Sequence[Answer]) -
 
 
 def _with_orders(there: Plan, case: Case, orders: Sequence[Candidate]) -> Plan:
-    """The plan with those orders of others that are shorter in its case."""
+    """The plan with each of these orders that gives a shorter step in its case."""
     for order in orders:
         rows = rows_of(there.bounds.layout, order.layout)
         if order is there.best or not len(rows) or there.bounds.pipeline[rows[0]] == NEVER:
@@ -139,7 +139,7 @@ def _with_orders(there: Plan, case: Case, orders: Sequence[Candidate]) -> Plan:
 
 
 def _bounded(answer: Answer, known: Known) -> Answer:
-    """The answer with the highest bound of all cases that are nowhere harder than its own."""
+    """The answer with the highest lower bound among its own and those of all cases nowhere harder than its case."""
     if answer.plan is None:
         return answer
     plans = [answer.plan, *(there for case, there in known if no_harder(case, answer.case))]
@@ -151,7 +151,7 @@ def _bounded(answer: Answer, known: Known) -> Answer:
 # --- Fronts ---
 
 
-Front = tuple[str, Sequence[int] | None]  # over what, and where
+Front = tuple[str, Sequence[int] | None]  # a name in `OVER`, and the values (None: chosen by `plan_front`)
 OVER = ("memory", "devices")
 AMPLE = 1 << 49  # bytes: more than any device has
 POINTS = 6
@@ -160,9 +160,9 @@ FACTORS = (0.25, 0.5, 1, 2, 4)  # of the plan's devices
 
 @dataclass(frozen=True, eq=False)
 class PlanFront:
-    """plan: what nothing is changed of, with the best order that was found on the way. over: "memory" or "devices"; at:
-    bytes a device, or devices, rising; points: the plan there, as on the frontier of a step (`choice`: its layout); missing:
-    where there is none, and why."""
+    """A front of plans. plan: the unchanged plan, with the best order found meanwhile. over: "memory" or "devices". at:
+    bytes of a device, or devices, ascending. points: the plan at each, as on the frontier of a step (`choice`: its layout).
+    missing: values without a plan, each with the reason."""
 
     plan: Plan
     over: str
@@ -172,19 +172,19 @@ class PlanFront:
 
     @property
     def efficient(self) -> tuple[bool, ...]:
-        """Whether each point is shorter than all that need less: the others are not on the Pareto front."""
+        """Whether each point is on the Pareto front: its step is shorter than those of all points that need less."""
         values = [point.value for point in self.points]
         return tuple(all(value < other for other in values[:i]) for i, value in enumerate(values))
 
     def to_json(self) -> dict[str, Any]:
-        """Points as of a frontier file, each with where it is, and whether it is on the Pareto front."""
+        """The points as in a frontier file, each with its memory or devices and whether it is on the Pareto front."""
         rows = zip(self.at, self.points, self.efficient, strict=True)
         points = [{**point.to_json(), self.over: at, "efficient": efficient} for at, point, efficient in rows]
         return {"over": self.over, "points": points, "missing": [{self.over: at, "reason": why} for at, why in self.missing]}
 
 
 def parse_front(text: str) -> Front:
-    """`memory`, `devices`, `memory=40GiB,60GiB` or `devices=32,64`. Raises BadInput."""
+    """Parse `memory`, `devices`, `memory=40GiB,60GiB` or `devices=32,64`. Raises BadInput."""
     over, sign, values = (part.strip() for part in text.partition("="))
     if over not in OVER:
         raise BadInput(f"front '{text[:40]}': one of {', '.join(OVER)}")
@@ -198,15 +198,15 @@ def parse_front(text: str) -> Front:
 
 
 def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **search: Any) -> PlanFront:
-    """The plan with other memory, or other numbers of devices, beside the plan as it is.
+    """Plan again at other memory sizes, or other numbers of devices, and put the plan before among the points.
 
     before: the plan.
     over: "memory" or "devices".
-    at: bytes a device, or devices. None: from the least memory in which any layout fits to what the best plan without a
-        limit needs, evenly by ratio; or a quarter to four times the devices.
+    at: bytes of a device, or devices. None: `POINTS` sizes from the least memory of any layout to what the best plan found
+        without a limit needs, in equal ratios; or the plan's devices times `FACTORS`.
     search: seconds or effort for each point, seed, progress and stop, as `what_if` takes them.
 
-    What is found in less memory holds in more, what is proven of more holds of less. Raises BadInput.
+    A schedule that fits less memory also fits more, and a bound for more memory also holds for less. Raises BadInput.
     """
     if over not in OVER:
         raise BadInput(f"front '{over[:20]}': one of {', '.join(OVER)}")
@@ -233,7 +233,7 @@ def plan_front(before: Plan, over: str, at: Sequence[int] | None = None, **searc
 
 
 def _point(answer: Answer, pool: Sequence[Candidate]) -> Point | None:
-    """The point of an answer: its plan, or the best of the pool that fits its memory."""
+    """The point of an answer: its plan, or the best candidate of the pool that fits its memory. None: there is neither."""
     case = answer.case
     fitting = sorted((entry for entry in pool if sum(entry.memory().values()) <= case.memory), key=lambda entry: entry.value)
     again = (retimed(candidate, case.model, case.cluster, case.memory) for candidate in fitting[:1])
@@ -249,14 +249,14 @@ def _point(answer: Answer, pool: Sequence[Candidate]) -> Point | None:
 
 
 def _ladder(before: Plan, free: Plan | None) -> list[int]:
-    """Memory from the least need of any layout to that of the best plan without a limit."""
+    """Bytes in equal ratios, from the least that any layout needs to what the best plan without a limit needs."""
     least = int(least_bytes(before.bounds.costs, before.bounds.layout).min())
     top = max(least, sum((free or before).best.memory().values()))
     return [round(least * (top / least) ** (i / (POINTS - 1))) for i in range(POINTS)]
 
 
 def _numbers_of_devices(base: Case) -> list[int]:
-    """Those near the plan's that make a layout."""
+    """The plan's devices times each of `FACTORS`, where that number has a layout."""
     numbers = []
     for devices in (int(base.devices * factor) for factor in FACTORS):
         with suppress(BadInput):

@@ -1,5 +1,5 @@
-"""`Candidate`: one layout with a partition and a schedule, and what its step takes; the profile that its problem is made of;
-and `Choice`, a plan's best candidate without its space. Orders of engines that take none are here, too.
+"""`Candidate`: one layout with a partition, a schedule and the time of its step; the profile that its problem is built from;
+`Choice`, the best candidate of a plan without its space; and the orders of engines that run only their own.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from .layout import OFFLOADS, Layout
 
 
 def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
-    """The model's layers on the devices of one pipeline rank, for one microbatch. Messages occupy their sender.
+    """The profile of a model's layers on the devices of one pipeline rank, for a microbatch. Messages occupy their sender.
 
     model: a shape, or profiles at several sizes.
     layout: how the step is split. One with replicas is for `Step(replicas=)`, or `Step(shards=)` where stages gather: the
-        profile's `shard_link` gives C, or AG and RS, their time. One with a sharded vocabulary is for
+        profile's `shard_link` gives the times of C, or of AG and RS. One with a sharded vocabulary is for
         `Step(vocabulary="sharded")`, one in slices for `Step(slices=)`, one with offload for `Step(offload=)`.
-    cluster: its devices and links. The profile's capacity is the device's memory.
+    cluster: its devices and links. The profile's capacity is the memory of a device.
 
-    Layers' times are whole µs: then every partition's passes are their exact sums, and a bound for all of them is one for
-    each. What follows the exchange of gradients is not in it (see `layer_formulas.after_exchange`). Raises BadInput for a
-    layout that the model's profiles or the cluster do not know.
+    Layers' times are whole µs, so the passes of every partition are exact sums, and a bound over all partitions holds for
+    each. Time after the exchange of gradients is not included (see `layer_formulas.after_exchange`). Raises BadInput where
+    the model's profiles or the cluster lack the costs of this layout.
     """
     slices = int(layout.slices)
     costs = model_costs(model, layout, cluster)
@@ -67,12 +67,12 @@ def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
     )
 
 
-MIN_REPEATED = 20_000  # passes of a step whose steady state is repeated, where it has enough microbatches
+MIN_REPEATED = 20_000  # a step with this many passes repeats its steady state, where it has enough microbatches
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A layout that was solved. behind: µs that follow all exchanges of gradients, of the rank with most parameters."""
+    """A solved layout. behind: µs after all exchanges of gradients, on the rank with the most parameters."""
 
     layout: Layout
     step: Step
@@ -87,24 +87,24 @@ class Candidate:
 
     @property
     def bound(self) -> float:
-        """µs that no schedule of this partition's step undercuts."""
+        """A lower bound, µs, on every schedule of the step with this partition."""
         assert self.schedule.certificate is not None
         return self.schedule.certificate.bound + self.behind
 
     @property
     def unsolved(self) -> Unsolved:
-        """Its layout and partition, to be searched again."""
+        """Its layout and partition without the schedule, to be searched again."""
         return Unsolved(self.layout, self.step, self.profile, self.schedule.problem, self.behind)
 
     @property
     def exposed(self) -> float:
-        """µs of the exchange of gradients behind the last compute pass of any rank."""
+        """µs from the end of the last compute pass of all ranks to the end of the exchange of gradients."""
         timeline, computing = self.schedule.timeline(), self.schedule.problem.computing
         return float(timeline.end.max() - timeline.end[computing].max())
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the fullest rank, and its parts: states; gathered parameters and gradients that are not reduced yet, and
-        activations, both at the peak of their sum; and messages with what passes take while they run."""
+        """Bytes of the fullest rank, by part: states; gathered parameters with gradients not yet reduced, and activations,
+        both when their sum is at its peak; and messages with what passes take while they run."""
         counts, costs = self.schedule.problem.layers, self.step.costs(self.profile)
         fixed, moving = costs.memory.of_ranks(counts, costs.routes)
         rank = int((np.array(fixed) + self.schedule.timeline().peak_bytes + moving).argmax())
@@ -114,7 +114,7 @@ class Candidate:
         return dict(zip(names, (int(part) for part in np.ceil(parts)), strict=True))
 
     def _held(self, rank: int) -> tuple[int, int]:
-        """Bytes of gathered parameters with gradients that are not reduced, and of activations, when a rank holds most."""
+        """Bytes of gathered parameters with unreduced gradients, and of activations, when a rank holds the most."""
         timeline = self.schedule.timeline()
         edges, repeated = timeline.problem.edges, timeline.problem.in_microbatch
         gathered = edges.bytes * ~(repeated[edges.before] & repeated[edges.after])
@@ -126,7 +126,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Unsolved:
-    """A layout on its balanced partition, as a problem. behind: µs that follow all exchanges."""
+    """A layout on its balanced partition, as a problem. behind: µs after all exchanges of gradients."""
 
     layout: Layout
     step: Step
@@ -136,8 +136,8 @@ class Unsolved:
 
     @classmethod
     def of(cls, model: Model, layout: Layout, cluster: Cluster, step: Step, profile: Profile) -> Unsolved:
-        """A step of the layout, whose profile this is. The fullest rank has the parameters that the step's partition gives
-        it. Raises Infeasible."""
+        """The step of a layout as a problem. profile: of this layout. The partition decides how many parameters the fullest
+        rank has. Raises Infeasible."""
         problem, costs = step.problem(profile), step.costs(profile)
         fixed, _ = costs.memory.of_ranks(problem.layers, costs.routes)
         parameters = max(fixed) * step.shards / profile.states / WEIGHT_BYTES
@@ -149,14 +149,14 @@ class Unsolved:
         return Candidate(self.layout, self.step, self.profile, schedule, self.behind)
 
     def task(self, options: Mapping[str, Any]) -> Task:
-        """Solve it with these options of `search.solve`."""
+        """A task that solves it with these options of `search.solve`."""
         return Task(self, self.problem, options, self.behind, many=MIN_REPEATED)
 
 
 def unsolved(
     model: Model, layout: Layout, cluster: Cluster, memory: int, kinds: Sequence[bool] = (False, True)
 ) -> Iterator[Unsolved]:
-    """The layout with backwards in two and with fused ones, each where it can be built. kinds: whether fused, of each."""
+    """The layout with split backwards, then with fused ones, each where it can be built. kinds: whether fused, for each."""
     profile = layout_profile(model, layout, cluster)
     for step in (step_of(layout, memory, fused=fused) for fused in kinds):
         with suppress(Infeasible):
@@ -164,7 +164,7 @@ def unsolved(
 
 
 def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = None, fused: bool = False) -> Step:
-    """The layout's step on devices of so many bytes. partition: layers of each stage; None: balanced."""
+    """The step of a layout. memory: bytes of a device; partition: layers of each stage, None: balanced."""
     vocabulary = "sharded" if layout.vocabulary else None
     placed = int(layout.pp), int(layout.count), layout.spot
     offload = OFFLOADS[int(layout.offload)]
@@ -174,8 +174,8 @@ def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = Non
 
 
 def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, below: float = inf) -> Candidate | None:
-    """The candidate's partition and order with other numbers of model, cluster or memory; None where they do not hold, or
-    where the step takes `below` µs or more."""
+    """The candidate's partition and order with this model, cluster and memory. None where the schedule is not legal with
+    them, or where the step takes `below` µs or more."""
     layout, before = candidate.layout, candidate.schedule
     profile = layout_profile(model, layout, cluster)
     step = step_of(layout, memory, before.problem.layers, candidate.step.fused)
@@ -191,7 +191,7 @@ def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, b
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A layout with its schedule, and of which model, batch and cluster. memory: bytes a device."""
+    """A layout with its schedule, and the inputs that it is for. batch: sequences in a step; memory: bytes of a device."""
 
     shape: Model
     cluster: Cluster
@@ -200,17 +200,17 @@ class Choice:
     best: Candidate
 
 
-MAX_TRIED = 1_000_000  # passes of all orders that are tried: some seconds
+MAX_TRIED = 1_000_000  # most passes over all orders that are tried, which takes some seconds
 
 
 def in_its_order(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Candidate | None:
-    """The layout with the best of these orders that holds within the memory; None where none does."""
+    """The layout in the best legal order of `grouped_orders`, within the memory; None where none is legal."""
     steps = unsolved(model, layout, cluster, memory, (True,))  # in groups of p times powers of two, and of m
     return _best(step.solved(order) for step in steps for _, order in grouped_orders(step.problem, _powers(step.problem)))
 
 
 def in_a_named_order(model: Model, layout: Layout, cluster: Cluster, memory: int) -> Candidate | None:
-    """The layout with the best of all named orders that holds within the memory; None where none does."""
+    """The layout in the best legal named order, within the memory; None where none is legal."""
     steps = unsolved(model, layout, cluster, memory)
     return _best(step.solved(schedule) for step in steps for _, schedule in presets_of(step.problem, searched=False))
 
@@ -220,7 +220,7 @@ def _powers(problem: Problem) -> set[int]:
 
 
 def _best(orders: Iterable[Candidate]) -> Candidate | None:
-    """The shortest that is legal and holds within the memory."""
+    """The shortest candidate whose schedule is legal, also in memory."""
     for candidate in sorted(orders, key=lambda order: order.value):
         if not verify(candidate.schedule.problem, candidate.schedule):
             return replace(candidate, schedule=certified(candidate.schedule, GIVEN))
@@ -228,13 +228,13 @@ def _best(orders: Iterable[Candidate]) -> Candidate | None:
 
 
 def grouped_orders(problem: Problem, only: Collection[int] = ()) -> Iterator[tuple[int | None, Schedule]]:
-    """(g, order) of each g that Megatron allows, or as many as MAX_TRIED lets us try: then evenly spread ones, powers of two
-    times p, and m. only: those of these alone. (None, 1F1B) with one stage a rank."""
+    """(g, order) of each group size g that Megatron allows. Where these are too many for `MAX_TRIED`: evenly spread ones,
+    powers of two times p, and m. only: the sizes to try, empty: all. With one stage on each rank: (None, 1F1B)."""
     p, m = problem.ranks, problem.microbatches
     if problem.stages == p:
         yield None, preset("1f1b", problem)
         return
-    alone = without_side_streams(problem)  # sums over replicas begin when their gradients are there
+    alone = without_side_streams(problem)  # sums over replicas begin as soon as their gradients exist
     allowed = [g for g in range(p, m + 1) if takes_groups(problem, g) and (not only or g in only)]
     if len(allowed) * len(problem.passes) > MAX_TRIED:
         powers = _powers(problem)

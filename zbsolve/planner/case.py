@@ -1,4 +1,4 @@
-"""`Case`: what a plan is made for, and the same with one number changed, such as `nodes+1` or `between.bandwidth=2x`."""
+"""`Case`: the inputs of a plan, and changes of one number in them, such as `nodes+1` or `between.bandwidth=2x`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .plan_file import Plan
 from .space import ALL, Only
 
 SIZES = ("memory", "devices", "nodes", "batch")
-# More of these, or less, never makes a step longer: each time of a layer, message and exchange rises or falls with them. Not
-# so the peak: where the host is the limit, faster products leave a shorter W and a longer B.
+# More of the former, or less of the latter, never makes a step longer: each time of a layer, message and exchange is
+# monotonic in them. The peak of a device is not: where the host limits B, a higher peak gives a shorter W but a longer B.
 MORE_IS_EASIER = (
     *("hbm", "inside.bandwidth", "between.bandwidth", "messages", "overlap"),
     *("copies.bandwidth", "host_memory"),
@@ -25,7 +25,8 @@ CHANGE = re.compile(r"\s*([a-z._]+)\s*([=+-])\s*(\S+)\s*")
 
 
 class Case(NamedTuple):
-    """What a plan is made for. memory: bytes a device. only: which layouts are looked at."""
+    """The inputs of a plan. devices: their number; batch: sequences in a step; memory: bytes of a device; only: the layouts
+    of its space."""
 
     model: Model
     devices: int
@@ -36,7 +37,7 @@ class Case(NamedTuple):
 
 
 def case_of(plan: Plan) -> Case:
-    """What a plan was made for."""
+    """The inputs of this plan."""
     return Case(plan.shape, plan.devices, plan.batch, plan.cluster, plan.memory, plan.only)
 
 
@@ -54,7 +55,7 @@ def changed(case: Case, text: str) -> Case:
         return _sized(case, name, _amount(known[name], sign, amount, parse_bytes if name == "memory" else int, where), where)
     body = _flat(case.cluster)
     if sign == "=" and not amount.endswith(("x", "%")):
-        body[name] = _plain(amount)  # the cluster's own reader knows its units
+        body[name] = _plain(amount)  # `Cluster.from_json` reads its units
     else:
         value = _amount(known[name], sign, amount, float, where)
         whole = isinstance(known[name], int) and (value.is_integer() or name == "host_memory")
@@ -63,7 +64,7 @@ def changed(case: Case, text: str) -> Case:
 
 
 def no_harder(case: Case, other: Case) -> bool:
-    """Whether any schedule of the other case is one of this case, and no longer there."""
+    """Whether every schedule of the other case is also one of this case, and takes no longer in it."""
     same = case.model is other.model and (case.devices, case.batch, case.only) == (other.devices, other.batch, other.only)
     if not same or case.memory < other.memory:
         return False
@@ -75,7 +76,7 @@ def no_harder(case: Case, other: Case) -> bool:
 
 
 def _numbers(case: Case) -> dict[str, float]:
-    """All that can be changed, as it is."""
+    """The numbers that can be changed, by name, with their values."""
     nodes = case.devices / case.cluster.node
     sizes = dict(zip(SIZES, (case.memory, case.devices, nodes, case.batch), strict=True))
     fixed = ("memory", "error")
@@ -96,7 +97,7 @@ def _amount(old: float, sign: str, amount: str, parse: Callable[[str], float], w
 
 
 def _sized(case: Case, name: str, value: float, where: str) -> Case:
-    """The case with another size, which is whole."""
+    """The case with another value of a name in `SIZES`. Raises BadInput where it is not a whole number from 1 up."""
     value = value * case.cluster.node if name == "nodes" else value
     field = "devices" if name == "nodes" else name
     whole = int(value) if name == "memory" else round(value)
@@ -107,14 +108,14 @@ def _sized(case: Case, name: str, value: float, where: str) -> Case:
 
 
 def _flat(cluster: Cluster) -> dict[str, Any]:
-    """The fields of a cluster, links' as `inside.latency`."""
+    """The fields of a cluster in one level: those of links are named like `inside.latency`."""
     body = cluster.to_json()
     links = {f"{link}.{name}": value for link in LINKS for name, value in (body.pop(link) or {}).items()}
     return {**body, **links}
 
 
 def _nested(body: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a cluster file."""
+    """The inverse of `_flat`: the fields as in a cluster file."""
     links: dict[str, Any] = {}
     for name, value in body.items():
         link, _, field = name.partition(".")
@@ -124,7 +125,7 @@ def _nested(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> float | str:
-    """A number as one, or text with a unit."""
+    """The text as a number, or unchanged where it has a unit."""
     try:
         return int(text) if text.isdecimal() else float(text)
     except ValueError:

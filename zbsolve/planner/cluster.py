@@ -1,4 +1,4 @@
-"""`Cluster`: the numbers of a machine that a plan is made for, its file, clusters by name, and links by a profile."""
+"""`Cluster`: the numbers of a machine that a plan is made for; its file; clusters by name; and links from a profile."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ KIND = "cluster"
 SOURCES = ("measured", "given", "estimated: ", "fitted: ")
 Positive = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
 LINKS = ("inside", "between", "copies")  # fields with latency and bandwidth
-# An assumption, of the size of what was measured on A100, H100, MI210 and MI250: computing beside collectives took 18.9 %
-# longer in the mean (arXiv 2507.03114). Nobody measured exchanges beside messages here.
+# An assumption, as large as a measured effect: on A100, H100, MI210 and MI250 computing beside collectives took 18.9 %
+# longer on average (arXiv 2507.03114). Exchanges beside messages were not measured for zbsolve.
 CONTENTION = 1.2
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Nodes of devices, all alike, in µs, bytes and bytes a µs.
+    """Equal nodes of equal devices. Times are in µs, sizes in bytes, bandwidths in bytes per µs.
 
     name: for texts.
     source: where the numbers come from: "estimated: …", "fitted: …", "given" or "measured".
-    peak: FLOP/s of a device, dense, in 16 bits.
-    hbm: bytes a µs of its memory.
-    memory: bytes of it.
-    node: devices a node.
-    inside: latency of a collective, and bandwidth of a device to others of its node.
-    between: the same of groups that reach beyond a node; the bandwidth is a node's, which all its devices share.
-    messages: bytes a µs of a node's messages between stages.
+    peak: dense FLOP/s of a device in 16 bits.
+    hbm: bytes per µs of a device's memory.
+    memory: bytes of a device's memory.
+    node: devices in a node.
+    inside: latency of a collective inside a node, and bandwidth of a device to others of its node.
+    between: the same for groups that span nodes; the bandwidth is that of a node, which all its devices share.
+    messages: bytes per µs of a node's messages between stages.
     efficiency: share of the peak that matrix products reach.
-    launch: µs that a layer's forward takes beside (kernel launches and tails).
-    traffic: bytes that elementwise work moves for each byte that the formula counts.
-    host: µs a layer's forward takes at least, since the host launches it.
-    constant: µs of a step beside all else.
+    launch: µs added to each layer's forward (kernel launches and tails).
+    traffic: bytes that elementwise work moves, for each byte that the formula counts.
+    host: the least µs of a layer's forward, since the host launches its kernels.
+    constant: µs added to each step.
     overlap: share of gradient exchange and gathers that runs beside computing.
-    error: share by which steps are off, in the mean over the measured steps that constants were fitted to or held against;
-        None: not measured.
-    copies: latency of a copy between a device and host memory, and bandwidth each way while both run; None: not known, and
+    error: mean share by which predicted steps are off, over the measured steps that constants were fitted to or checked
+        with; None: not measured.
+    copies: latency of a copy between a device and host memory, and bandwidth each way while both run; None: not known, so
         no layout offloads.
-    host_memory: bytes of it for a device's activations; None: no limit.
-    contention: how many times as long an exchange of gradients takes where stages send messages beside it, from 1 up; where
-        nothing is said, `CONTENTION`, which is assumed.
+    host_memory: bytes of host memory for the activations of a device; None: no limit.
+    contention: factor, 1 or more, on an exchange of gradients while stages send messages; the default is the assumption
+        `CONTENTION`.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Cluster:
         return f"{self.name} ({self.source})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a cluster file, whole or not at all; `-` is standard output."""
+        """Write a cluster file: either all of it is written or nothing. `-` is standard output."""
         write_document(path, KIND, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Cluster:
 
     @classmethod
     def from_json(cls, body: Any, where: str = KIND) -> Cluster:
-        """The cluster that `to_json` gave, or that a person typed. Raises BadInput naming `where` and the field."""
+        """The cluster with these fields, from `to_json` or typed by hand. Raises BadInput naming `where` and the field."""
         form = checked(body, ClusterForm, where)
         if not form.source.startswith(SOURCES):
             raise BadInput(f"{where}: field 'source' is '{form.source}', none of {', '.join(map(repr, SOURCES))}")
@@ -124,7 +124,7 @@ class NetworkForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class ClusterForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A cluster in a file: times and bandwidths may have units."""
+    """A cluster in a file. Times, sizes and bandwidths may be text with units."""
 
     name: str = "cluster"
     source: str = "given"
@@ -162,17 +162,17 @@ def _link(form: NetworkForm, where: str) -> Link:
     return Link(_time(form.latency, f"{where}: field 'latency'"), _rate(form.bandwidth, f"{where}: field 'bandwidth'"))
 
 
-# --- By name, from data sheets and assumed shares of them: all of it estimated ---
+# --- By name, estimated from data sheets and assumed shares of their numbers ---
 
 
-# Assumptions, not measurements: the priors of `fitting.fit`, which replaces them by what measured steps say.
+# Assumptions, not measurements. They are the priors of `fitting.fit`, which replaces them by fits to measured steps.
 EFFICIENCY = 0.75
 TRAFFIC = 1.4
-LAUNCH_US = 300.0  # some 30 kernels of a layer's forward, 10 µs each
+LAUNCH_US = 300.0  # about 30 kernels of a layer's forward, 10 µs each
 HOST_US, CONSTANT_US, LATENCY_US = 1500.0, 50_000.0, 30.0
 COPY_US = 10.0
-HOST_BOTH_SHARE, HOST_MEMORY_SHARE = 0.65, 0.8  # of PCIe each way while both run, and of a node's memory, as profiles assume
-INSIDE_SHARE, BETWEEN_SHARE = 0.6, 0.8  # of a data sheet's bandwidth that collectives reach
+HOST_BOTH_SHARE, HOST_MEMORY_SHARE = 0.65, 0.8  # of PCIe each way while both run; of a node's memory (as in profiles)
+INSIDE_SHARE, BETWEEN_SHARE = 0.6, 0.8  # shares of a data sheet's bandwidth that collectives reach
 ASSUMED = (
     f"data sheet; assumed: matrix products at {EFFICIENCY:.0%} of peak, collectives at {INSIDE_SHARE:.0%} of the bandwidth "
     f"inside a node and {BETWEEN_SHARE:.0%} of it between nodes, {LATENCY_US:g} µs each; "
@@ -182,9 +182,10 @@ ASSUMED = (
 
 
 def _node(name: str, sheet: str, numbers: Mapping[str, float | None]) -> Cluster:
-    """Nodes of 8 devices, as is printed. numbers: tflops; hbm, GB/s of a device's memory; memory and host_memory, GB of 10⁹
-    bytes, of a device and of a node's host (None: no limit); inside, between, pcie: GB/s in one direction, of a device
-    to its node, of a node's network, of a device to host memory; error: see `Cluster`. sheet: where they are printed."""
+    """A cluster of nodes of 8 devices from data sheets. numbers: tflops; hbm, GB/s of a device's memory; memory and
+    host_memory, GB of 10⁹ bytes, of a device and of a node's host (None: no limit); inside, between, pcie: GB/s in one
+    direction, of a device to its node, of a node's network, of a device to host memory; error: of `Cluster`. sheet:
+    source."""
     values = {what: number or 0.0 for what, number in numbers.items()}
     beyond, room = values["between"] * 1e3 * BETWEEN_SHARE, numbers["host_memory"]
     return Cluster(
@@ -219,7 +220,7 @@ CLUSTERS = dict(_clusters())
 
 
 def cluster_of(said: Cluster | str | os.PathLike[str]) -> Cluster:
-    """A cluster as it is, a preset's name, or a cluster file. Raises BadInput."""
+    """The cluster that `said` is, names as a preset, or gives the file of. Raises BadInput."""
     if isinstance(said, Cluster):
         return said
     name = os.fspath(said)
@@ -228,7 +229,7 @@ def cluster_of(said: Cluster | str | os.PathLike[str]) -> Cluster:
 
 
 def cluster_by_name(name: str) -> Cluster:
-    """A preset, from `name`. Raises BadInput with near names."""
+    """The preset of this name. Raises BadInput with similar names."""
     if name in CLUSTERS:
         return CLUSTERS[name]
     raise BadInput(f"cluster '{name}': unknown{did_you_mean(name, CLUSTERS)} (clusters: {', '.join(CLUSTERS)}, or a file)")
@@ -238,15 +239,15 @@ def cluster_by_name(name: str) -> Cluster:
 
 
 def with_links_of(profile: Profile, cluster: Cluster, where: str = "profile") -> Cluster:
-    """A cluster with the links that a profile's all-reduces tell.
+    """The cluster with links computed from the all-reduces of a profile.
 
-    profile: the largest group inside a node and the largest one beyond it count.
-    cluster: keeps its own link of a kind where there is no such group.
-    where: what errors call the profile.
+    profile: its largest group inside a node and its largest group across nodes are used.
+    cluster: its own link stays where the profile has no such group.
+    where: the name of the profile in errors.
 
     An all-reduce of S bytes between n ranks is a ring: latency + 2 (n − 1) / n · S over the bandwidth (`layer_formulas`).
-    Where groups reach beyond a node, messages have the bandwidth of the profile's slowest pair of neighbours, which is
-    between nodes. Raises BadInput where no all-reduce was measured.
+    Where a group spans nodes, messages get the bandwidth of the profile's slowest pair of neighbours, which is between
+    nodes. Raises BadInput where no all-reduce was measured.
     """
     rows = [row for row in collective_rows(profile, where) if row.kind == ALL_REDUCE and row.ranks > 1]
     if not rows:

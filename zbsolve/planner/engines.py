@@ -1,5 +1,5 @@
-"""The engines that schedules are exported to and plans are made for, as data: what each can express. What it cannot is
-refused by this table alone, and from it follows which order of a problem, and which layout, it can run instead."""
+"""A table of the engines that schedules are exported to and plans are made for, with what each can express. Only this table
+decides what an engine refuses, and which order of a problem, or which layout, it can run instead."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from .layout import BESIDE, FIELDS, PLACEMENTS, SELECTIVE, Layout, Many, named
 
 SPLIT_OR_FUSED, FUSED = ("F", "B", "W", "BW"), ("F", "BW")
 ANY = "any"  # every placement that has each stage on one rank
-ENDINGS = {"CSV": ".csv", "Python": ".py", "JSON": ".json"}  # format → how files of it are called
+ENDINGS = {"CSV": ".csv", "Python": ".py", "JSON": ".json"}  # format → ending of its files' names
 
 
 def ending_of(path: str) -> str:
-    """How a file's name ends, compressed or not: `.json` of `x.json.gz`; "" without a dot."""
+    """The ending of a file's name without `.gz`: `.json` of `x.json.gz`; "" where it has no dot."""
     return PurePath(path.removesuffix(".gz")).suffix
 
 
 class Rule(NamedTuple):
-    """What an engine cannot have of a plan's layout. breaks: of one layout, or of a table. says: why; "": `field` does."""
+    """A property of layouts that an engine cannot run. breaks: tells whether a layout, or each of a table, has it; says: the
+    reason in words; "": `words` names the value of `field`."""
 
     breaks: Callable[[Layout], Many]
     field: str = ""
     says: str = ""
 
     def words(self, layout: Layout) -> str:
-        """Why it cannot run this layout, which breaks the rule."""
+        """The reason why the engine cannot run this layout, which breaks the rule."""
         return self.says or f"has no {FIELDS[self.field]} '{named(self.field, getattr(layout, self.field))}'"
 
 
@@ -40,23 +41,23 @@ def _is_not_plain(field: str, layout: Layout) -> Many:
     return getattr(layout, field) != getattr(Layout(), field)
 
 
-# Nobody else has these.
+# Only zbsolve's own engine has these fields at other values than their defaults.
 PLAIN = tuple(Rule(partial(_is_not_plain, field), field) for field in BESIDE)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One engine, or one of its files.
+    """One engine, or one file format of an engine.
 
-    name: as `export --to` takes it; the module of that name writes the file. engine: as messages call it. read: the version
-    whose sources this record was read from. writes: the file, in words. places: placement → kinds of passes that run there;
-    "vee" means two stages a rank, "loop" any number. numbered_by: the stage (0 or -1) whose forwards number the
-    microbatches. in_order: kinds of which every stage runs its passes in the order of these numbers. mixed: whether some
-    stages may split the backward and others not. first_fused: whether stage 0 runs each W right behind its B. groups:
-    whether microbatches must be a multiple of ranks. orders: the only orders that it has; (): any order of these passes.
-    has_layers: whether the file says which layers each stage has. has_plan: whether, for a plan, it says its whole layout;
-    needs_plan: whether it says nothing of a schedule alone. by_rank: whether a file of rounds is written a rank at a time.
-    rules: what it cannot have of a plan's layout; None: it takes no plans. gradients: bytes of one of a 16-bit parameter.
+    name: for `export --to`; the module of that name writes the file. engine: its name in messages. read: the version whose
+    source code this record follows. writes: the file formats, in words. places: placement → kinds of passes it allows there;
+    "vee" has two stages on each rank, "loop" any number. numbered_by: the stage (0 or −1) whose order of forwards numbers
+    the microbatches. in_order: kinds whose passes every stage runs in the order of these numbers. mixed: whether some stages
+    may split the backward while others do not. first_fused: whether stage 0 runs each W directly after its B. groups:
+    whether the number of microbatches must be a multiple of ranks. orders: the only orders it runs; (): any order.
+    has_layers: whether the file gives the layers of each stage. has_plan: whether the file of a plan gives its whole layout;
+    needs_plan: whether it cannot be written for a schedule without a plan. by_rank: whether a file of rounds is written one
+    rank at a time. rules: layouts that it cannot run; None: it takes no plans. gradients: bytes of one, 16-bit parameters.
     """
 
     name: str
@@ -78,32 +79,32 @@ class Target:
     gradients: int = 4
 
     def place(self, placement: tuple[int, ...]) -> str | None:
-        """The name in `places` that stages on these ranks have; None where the engine cannot lay them out so."""
+        """The name in `places` of this placement, stage → rank; None where the engine does not have it."""
         shape = describe(placement)
         looped = shape.rstrip("0123456789")
         return next((name for name in (ANY, shape, looped if looped == "loop" else "") if name in self.places), None)
 
     def lacks(self, layout: Layout) -> str:
-        """Why it cannot run a plan's layout; "" where it can, but for its placement."""
+        """The reason why it cannot run a plan's layout, apart from its placement; "" where there is none."""
         broken = next((rule for rule in self.rules or () if rule.breaks(layout)), None)
         return "" if broken is None else f"layout {layout.title}: {self.engine} {broken.words(layout)}"
 
     def runs(self, table: Layout) -> Many:
-        """Of a table's layouts: which it can run."""
+        """[layout]: whether it can run each layout of a table."""
         able = sum(table.placement == at for at, name in enumerate(PLACEMENTS) if {ANY, name} & {*self.places}) > 0
         for rule in self.rules or ():
             able = able & ~rule.breaks(table)
         return able
 
     def check_ending(self, path: str) -> None:
-        """Raise BadInput for a file's name that promises a format which this target does not write."""
+        """Raise BadInput where a file's name has the ending of a format that this target does not write."""
         formats = self.writes.split(" or ")
         if (ending := ending_of(path)) in ENDINGS.values() and ending not in [ENDINGS[name] for name in formats]:
             raise BadInput(f"{path}: for {self.engine} the file is {self.writes}: name it …{ENDINGS[formats[0]]}")
 
     @property
     def words(self) -> dict[str, str]:
-        """A row of the table that `export --list` prints."""
+        """Its row in the table that `export --list` prints: column → text."""
         words = {ANY: "any with each stage on one rank"}
         backward = {SPLIT_OR_FUSED: "", FUSED: " (fused backward)"}
         return {
@@ -130,8 +131,8 @@ TARGETS = (
         numbered_by=-1,
         has_plan=True,
         by_rank=True,
-        # It shards states by FSDP alone. With a pipeline that gathers parameters and reduces gradients once a step: ZeRO 2.
-        # Without one it reduces in each microbatch.
+        # It shards states with FSDP only. With a pipeline, FSDP gathers parameters and reduces gradients once in each step,
+        # which is ZeRO 2. Without one it reduces gradients in each microbatch.
         rules=(
             Rule(lambda layout: (layout.zero == 1) | ((layout.zero == 3) & (layout.pp > 1)), "zero"),
             Rule(
@@ -163,7 +164,7 @@ TARGETS = (
         orders=("1F1B", "interleaved 1F1B in groups of g"),
         has_layers=True,
         has_plan=True,
-        # Its distributed optimizer is ZeRO 1. Its FSDP gathers and reduces layer by layer in each microbatch: ZeRO 3.
+        # Its distributed optimizer is ZeRO 1. Its FSDP gathers and reduces each layer in each microbatch, which is ZeRO 3.
         rules=(Rule(lambda layout: layout.zero == 2, "zero"), *PLAIN),
     ),
     Target(
@@ -183,7 +184,7 @@ TARGETS = (
     ),
 )
 
-# `zbsolve run` and `Pipeline`: tensor ranks and recompute inside layers are the user's own.
+# `zbsolve run` and `Pipeline`: the user's layers implement tensor ranks and recompute inside layers.
 OWN = Target(
     "zbsolve",
     "zbsolve",
@@ -206,14 +207,14 @@ PLANNED = {OWN.name: OWN, "torch": TARGETS[0], **{known.name: known for known in
 
 
 def engine(name: str) -> Target:
-    """The engine of that name that plans are made for. Raises BadInput."""
+    """The engine of this name, of those that plans are made for. Raises BadInput."""
     if name not in PLANNED:
         raise BadInput(f"--for '{name[:40]}': unknown{did_you_mean(name, PLANNED)} (engines: {', '.join(PLANNED)})")
     return PLANNED[name]
 
 
 def target(name: str) -> Target:
-    """The target called `name`. Raises BadInput."""
+    """The export target of this name. Raises BadInput."""
     for known in TARGETS:
         if known.name == name:
             return known

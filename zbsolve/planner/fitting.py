@@ -1,4 +1,5 @@
-"""`fit`: a cluster's constants from measured steps, with priors from data sheets; and what the cost model says of them."""
+"""`fit`: a cluster's constants from measured steps, with priors from data sheets; and the cost model's prediction of
+steps."""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ from .costs.layer_formulas import after_pipeline, block_times, embedding_times, 
 from .layout import LOOP, SINGLE, Layout, recompute_by_name
 from .shape import Shape
 
-# --- The step that measured steps ran: 1F1B, or interleaved ---
+# --- The schedules of measured steps: 1F1B and interleaved 1F1B ---
 
 
-NS = 1000  # a µs: durations are whole numbers, and constants are fitted by small differences
+NS = 1000  # in a µs: durations are whole numbers, and the fit needs small differences of them
 KEPT_ORDERS = 64
 
 
 def order_time(forward: NDArray[np.float64], backward: NDArray[np.float64], ranks: int, microbatches: int) -> float:
-    """µs from the first start to the last end. forward, backward: µs of each stage's passes, shape (stages,), stage i on
-    rank i mod `ranks`, with the messages that they send."""
+    """µs of a step in 1F1B, or interleaved 1F1B, from the first start to the last end. forward, backward: µs of each stage's
+    passes with the messages that they send, shape (stages,); stage i is on rank i mod `ranks`."""
     if ranks == 1:
         return float(microbatches * (forward.sum() + backward.sum()))
     problem, precedence = _order(ranks, len(forward) // ranks, microbatches)
@@ -47,36 +48,36 @@ def order_time(forward: NDArray[np.float64], backward: NDArray[np.float64], rank
 
 @lru_cache(maxsize=KEPT_ORDERS)
 def _order(ranks: int, chunks: int, microbatches: int) -> tuple[Problem, Precedence]:
-    """The step with passes of one length, and which pass waits for which."""
+    """The step with all passes of one length, and the precedence of its passes in this order."""
     placement = tuple(range(ranks)) * chunks
     problem = pipeline([1] * len(placement), BW=[1] * len(placement), placement=placement, microbatches=microbatches)
     return problem, preset("1f1b" if chunks == 1 else "interleaved", problem).precedence()
 
 
-# --- Measured steps, and what the cost model says of them ---
+# --- Measured steps, and the cost model's prediction of them ---
 
 
 MEASURED = "step_ms"
 NUMBERS = ("global_batch", "micro_batch", "hidden", "heads", "layers", "sequence", "tp", "dp", "pp")
-MS = 1e3  # µs
+MS = 1e3  # µs in a ms
 Row = Mapping[str, object]
 
 
 def predict(rows: Iterable[Row], cluster: Cluster) -> list[float]:
-    """ms that each row's step takes by the cost model.
+    """The cost model's time of each row's step, ms.
 
-    rows: dicts with the columns of `NUMBERS` as `csv.DictReader` gives them; also chunks (1 where there is none), recompute
-        ("full"), sequence_parallel (0), vocabulary (51200).
-    cluster: its constants.
+    rows: dicts with the columns of `NUMBERS`, as `csv.DictReader` gives them. Optional columns, with their defaults: chunks
+        (1), recompute ("full"), sequence_parallel (0), vocabulary (51200).
+    cluster: gives the constants.
 
-    Rows that say sequence_parallel are Megatron-LM's, which sends a message in parts, one from each tensor rank (2104.04473,
-    section 4.1). Raises BadInput naming row and column.
+    Rows with a column sequence_parallel are taken as Megatron-LM's, where each tensor rank sends its part of a message
+    (2104.04473, section 4.1). Raises BadInput naming row and column.
     """
     return [step_time(*step, cluster) / MS for step in steps_of(rows)]
 
 
 def read_rows(path: str) -> list[Row]:
-    """Rows of a CSV file with a header; lines that begin with # are notes. Raises BadInput."""
+    """The rows of a CSV file with a header; lines that begin with # are skipped. Raises BadInput."""
     lines = [line for line in read_text(path).splitlines() if line.strip() and not line.startswith("#")]
     if len(lines) < 2:
         raise BadInput(f"{path}: a header and a row a measured step are needed")
@@ -84,18 +85,18 @@ def read_rows(path: str) -> list[Row]:
 
 
 def steps_of(rows: Iterable[Row]) -> list[tuple[Shape, Layout]]:
-    """What rows say: a model, and how it was split. Raises BadInput naming row and column."""
+    """The model and the layout of each row. Raises BadInput naming row and column."""
     return [_step_of(row, f"row {i}") for i, row in enumerate(rows, 1)]
 
 
 def measured(rows: Iterable[Row]) -> list[float]:
-    """ms that were measured, column `step_ms`. Raises BadInput naming the row."""
+    """The measured ms of each row, from column `step_ms`. Raises BadInput naming the row."""
     return [_number(row, MEASURED, f"row {i}") for i, row in enumerate(rows, 1)]
 
 
 def step_time(shape: Shape, layout: Layout, cluster: Cluster) -> float:
-    """µs of a whole step under 1F1B, or interleaved 1F1B. Layers lie as evenly as they go, the first stages have one more;
-    messages occupy their sender. The exchange of gradients, the update and the constant follow."""
+    """µs of a whole step in 1F1B, or interleaved 1F1B. Layers are spread evenly, and the first stages get the remainder.
+    Messages occupy their sender. The exchange of gradients, the update and the constant are added."""
     stages = layout.stages
     each = np.full(stages, shape.layers // stages)
     each[: shape.layers % stages] += 1
@@ -128,7 +129,7 @@ def _step_of(row: Row, where: str) -> tuple[Shape, Layout]:
 
 
 def _number(row: Row, name: str, where: str, usual: int | None = None) -> float:
-    """A row's number above 0 (or 0 where that is usual). Raises BadInput."""
+    """A number of a row, above 0, or 0 where `usual`, the default, is 0. Raises BadInput."""
     cell = row.get(name)
     if cell is None or cell == "":
         if usual is None:
@@ -148,7 +149,7 @@ Floats = NDArray[np.float64]
 
 
 class Constants(NamedTuple):
-    """What is fitted, all above 0 (see `Cluster`)."""
+    """The fitted constants, all above 0 (see `Cluster`)."""
 
     efficiency: float
     launch: float
@@ -161,21 +162,21 @@ class Constants(NamedTuple):
     constant: float
 
 
-SPREADS = Constants(0.2, 1.0, 0.4, 0.4, 0.7, 0.7, 0.7, 0.7, 1.0)  # standard deviations of priors, of logarithms
-NOISE = 0.05  # of a measured step, as a share
-HUBER = 2.0  # deviations beyond which a step counts in proportion only (Huber 1964): some measured steps are far off
-STEP = 1e-3  # of a derivative, in standard deviations of the prior
+SPREADS = Constants(0.2, 1.0, 0.4, 0.4, 0.7, 0.7, 0.7, 0.7, 1.0)  # standard deviations of the priors' logarithms
+NOISE = 0.05  # standard deviation of a measured step, as a share of it
+HUBER = 2.0  # deviations from which the loss is linear (Huber 1964), since some measured steps are far off
+STEP = 1e-3  # of numeric derivatives, in standard deviations of the prior
 ROUNDS, TRIES, FIRST_DAMPING, MAX_MOVE, ENOUGH = 40, 6, 1.0, 1.0, 1e-6
 
 
 def fit(rows: Iterable[Row], prior: Cluster | None = None) -> Cluster:
-    """The cluster under which the cost model says best what was measured: the constants with the highest posterior.
+    """The cluster whose constants fit the measured steps best: those with the highest posterior.
 
-    Huber's loss of log times, log-normal priors, Levenberg-Marquardt by numeric derivatives: nine numbers need no more than
-    NumPy.
+    The loss is Huber's, of logarithms of times; priors are log-normal; Levenberg-Marquardt with numeric derivatives finds
+    the minimum.
 
     rows: as `predict` takes them, with a column step_ms.
-    prior: a data sheet's cluster, whose constants are the priors' medians; None: A100s.
+    prior: a cluster from a data sheet, whose constants are the medians of the priors; None: A100s.
 
     Raises BadInput naming row and column.
     """
@@ -198,7 +199,7 @@ def fit(rows: Iterable[Row], prior: Cluster | None = None) -> Cluster:
 
 
 def errors(predicted: Iterable[float], rows: Iterable[Mapping[str, object]]) -> list[float]:
-    """What predictions, ms, differ from the measured steps, as shares of them."""
+    """The difference of each prediction, ms, from its measured step, as a share of the latter."""
     return [step / true - 1 for step, true in zip(predicted, measured(rows), strict=True)]
 
 
@@ -213,7 +214,7 @@ def _constants(cluster: Cluster) -> Constants:
 
 
 def _with_constants(cluster: Cluster, to: Constants) -> Cluster:
-    """The cluster with these constants. One latency is fitted: few groups reach beyond a node."""
+    """The cluster with these constants. Both links get the one fitted latency, since few groups span nodes."""
     return replace(
         cluster,
         efficiency=to.efficiency,
@@ -228,19 +229,19 @@ def _with_constants(cluster: Cluster, to: Constants) -> Cluster:
 
 
 def _at(medians: Constants, x: Floats) -> Constants:
-    """The constants so many standard deviations from the priors' medians."""
+    """The constants that are x standard deviations from the medians of the priors."""
     return Constants(*(np.array(medians) * np.exp(np.array(SPREADS) * x)).tolist())
 
 
 def _huber(deviations: Floats) -> Floats:
-    """Numbers whose squares are Huber's loss."""
+    """Values whose squares are Huber's loss of these deviations."""
     size = abs(deviations)
     beyond = np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0))
     return np.sign(deviations) * np.where(size > HUBER, beyond, size)
 
 
 def _least_squares(deviations: Callable[[Floats], Floats], x: Floats) -> Floats:
-    """Where the sum of squares is least, from `x` on (Marquardt 1963)."""
+    """The point with the least sum of squares that a search from `x` finds (Marquardt 1963)."""
     damping, now = FIRST_DAMPING, deviations(x)
     for _ in range(ROUNDS):
         slopes = np.stack([(deviations(x + STEP * unit) - now) / STEP for unit in np.eye(len(x))], axis=1)

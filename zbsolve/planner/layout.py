@@ -1,4 +1,4 @@
-"""`Layout`: one way to split a training step over devices; or many of them, a column a field."""
+"""`Layout`: one way to split a training step over devices, or a table of such ways with one column for each field."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ..util.errors import BadInput
 
-Many = Any  # a number, or an array of them: formulas are the same
+Many = Any  # a number, or an array of numbers: formulas take both
 NONE, SELECTIVE, FULL = range(3)
 RECOMPUTE = ("none", "selective", "full")
 SINGLE, LOOP, VEE = range(3)
@@ -31,7 +31,7 @@ FIELDS = {
     "slices": "slices",
     "offload": "offload",
 }
-BESIDE = ("vocabulary", "slices", "offload")  # plain layouts have none of it
+BESIDE = ("vocabulary", "slices", "offload")  # fields that plain layouts leave at their defaults
 NAMES = {
     "placement": PLACEMENTS,
     "recompute": RECOMPUTE,
@@ -42,21 +42,21 @@ NAMES = {
 
 
 class Layout(NamedTuple):
-    """A way to split a step. Every field is a whole number, or all are arrays of one length: then it is a table of layouts.
+    """A way to split a step. Every field is a whole number, or every field is an array: then it is a table of layouts.
 
-    dp, tp, pp: replicas, tensor ranks and pipeline ranks.
-    chunks: stages a pipeline rank.
-    placement: a number in `PLACEMENTS`.
-    size: sequences a microbatch.
-    count: microbatches of a replica.
-    recompute: a number in `RECOMPUTE`.
+    dp, tp, pp: numbers of replicas, tensor ranks and pipeline ranks.
+    chunks: stages on each pipeline rank.
+    placement: an index into `PLACEMENTS`.
+    size: sequences in a microbatch.
+    count: microbatches of each replica.
+    recompute: an index into `RECOMPUTE`.
     sequence: 1 where norms and dropouts are split over tensor ranks too (sequence parallelism, 2205.05198).
-    zero: stage of ZeRO (1910.02054).
+    zero: stage of ZeRO (1910.02054), 0 to 3.
     scattered: 1 where each tensor rank sends its part of a message (2104.04473, section 4.1).
-    vocabulary: a number in `VOCABULARIES`: embedding and head are on the first and the last stage, or sharded over all
-        pipeline ranks with one barrier a microbatch (2411.05288).
-    slices: even parts of each sequence, one after the other (2504.14519).
-    offload: a number in `OFFLOADS`: what of stages' activations goes to host memory between F and B (2503.01328).
+    vocabulary: an index into `VOCABULARIES`. whole: embedding on the first stage and head on the last; sharded: both over
+        all pipeline ranks, with one barrier in each microbatch (2411.05288).
+    slices: even parts of each sequence, which run one after the other (2504.14519).
+    offload: an index into `OFFLOADS`: the share of stages' activations in host memory between F and B (2503.01328).
     """
 
     dp: Many = 1
@@ -76,39 +76,39 @@ class Layout(NamedTuple):
 
     @property
     def devices(self) -> Many:
-        """All devices."""
+        """The number of devices."""
         return self.dp * self.tp * self.pp
 
     @property
     def stages(self) -> Many:
-        """Stages of the pipeline."""
+        """The number of stages of the pipeline."""
         return self.pp * self.chunks
 
     @property
     def gathers_by_stage(self) -> Many:
-        """Whether stages gather their parameters once a step and reduce their gradients once, in passes of the graph: ZeRO 2
-        of a pipeline, as FSDP's `reshard_after_forward=False`."""
+        """Whether passes of the graph gather each stage's parameters and reduce its gradients once in a step: ZeRO 2 with a
+        pipeline, as FSDP does with `reshard_after_forward=False`."""
         return (np.asarray(self.zero) == 2) & (np.asarray(self.pp) > 1) & (np.asarray(self.dp) > 1)
 
     @property
     def is_plain(self) -> Many:
-        """Whether it has nothing `BESIDE` what everybody has."""
+        """Whether the fields in `BESIDE` have their defaults."""
         return np.all([getattr(self, name) == getattr(Layout(), name) for name in BESIDE], axis=0)
 
     @property
     def spot(self) -> str:
-        """The placement as `Step` takes it."""
+        """The placement as text that `Step` takes: `single`, `loop3`, `vee`."""
         name = PLACEMENTS[int(self.placement)]
         return f"{name}{int(self.chunks)}" if name == "loop" else name
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Of one layout: its fields."""
+        """The fields of one layout, by name."""
         return {name: int(value) for name, value in self._asdict().items()}
 
     @property
     def title(self) -> str:
-        """As a person reads it: `dp 4 tp 2 pp 8 vee, 64 × 1, recompute none, zero 1`."""
+        """One layout as readable text: `dp 4 tp 2 pp 8 vee, 64 × 1, recompute none, zero 1`."""
         parts = f"dp {self.dp} tp {self.tp} pp {self.pp} {self.spot}, {self.count} × {self.size}"
         further = ", sequence parallel" if self.sequence else ""
         further += ", vocabulary sharded" if self.vocabulary else ""
@@ -117,31 +117,31 @@ class Layout(NamedTuple):
         return f"{parts}, recompute {RECOMPUTE[int(self.recompute)]}{further}, zero {self.zero}"
 
     def rows(self, keep: NDArray[Any]) -> Layout:
-        """Of a table: the rows with these numbers, or those that a mask marks."""
+        """The rows of a table with these indices, or those that a mask marks."""
         return Layout(*(column[keep] for column in self))
 
     def row(self, index: int) -> Layout:
-        """Of a table: one layout."""
+        """One layout of a table, by its row."""
         return Layout(*(int(column[index]) for column in self))
 
 
 def table_of(layouts: list[Layout]) -> Layout:
-    """Layouts as a table."""
+    """A table of these layouts."""
     return Layout(*(np.array(column, np.int64) for column in zip(*layouts, strict=True)))
 
 
 def rows_of(table: Layout, layout: Layout) -> NDArray[np.int64]:
-    """Numbers of a table's rows that are this layout."""
+    """Indices of the rows of a table that equal this layout."""
     return np.flatnonzero(np.all([column == value for column, value in zip(table, layout, strict=True)], axis=0))
 
 
 def named(field: str, value: int) -> str:
-    """A field's value as a person reads it."""
+    """The value of a field as readable text."""
     return NAMES[field][value] if field in NAMES else str(value)
 
 
 def recompute_by_name(name: str, where: str) -> int:
-    """The number of "none", "selective" or "full". Raises BadInput naming `where`."""
+    """The index of "none", "selective" or "full" in `RECOMPUTE`. Raises BadInput naming `where`."""
     if name not in RECOMPUTE:
         raise BadInput(f"{where} '{name[:40]}': one of {', '.join(RECOMPUTE)}")
     return RECOMPUTE.index(name)

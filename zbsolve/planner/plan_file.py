@@ -1,4 +1,4 @@
-"""`Plan`: what `plan` found, its file with the model as people say it, and whether what the file says follows."""
+"""`Plan`: the result of `plan`, its file, models in files and on the command line, and the check of a plan's file."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from .space import ALL, FIXABLE, Only, layouts
 
 
 class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):
-    """A model by profiles in a file. Older versions said nothing of gradients, and counted those of 16 bits."""
+    """A model by profiles in a file. Older files lack `gradients`; their versions counted gradients of 16 bits."""
 
     profiles: list[dict[str, Any]]
     gradients: Literal[2, 4] = 2
 
 
 def model_of(names: Sequence[str], elsewhere: Callable[[str], Model] = shape_by_name) -> Model:
-    """A published model by its name, or one by profiles in files. elsewhere: finds one of another name. Raises BadInput."""
+    """The published model of one name, or the model of several profiles' files. elsewhere: finds a model by any other name.
+    Raises BadInput."""
     files = [name for name in names if name == "-" or name.endswith((".json", ".json.gz")) or Path(name).is_file()]
     if files:
         if len(files) < len(names):
@@ -57,7 +58,7 @@ def model_to_json(model: Model) -> dict[str, Any]:
 
 
 def model_from_json(body: dict[str, Any], where: str) -> Model:
-    """The model that `model_to_json` gave. Raises BadInput naming `where` and the field."""
+    """The inverse of `model_to_json`. Raises BadInput naming `where` and the field."""
     if "profiles" not in body:
         return checked(body, Shape, where)
     form = checked(body, ProfilesForm, where)
@@ -67,16 +68,16 @@ def model_from_json(body: dict[str, Any], where: str) -> Model:
 
 
 KIND = "plan"
-NEAR = 0.01  # the model cannot order plans within it
-PROOF_SECONDS = 60.0  # to prove the bound of a plan's schedule again, at most
-TIME = Annotated[int, msgspec.Meta(ge=NEVER, le=2**50)]  # µs, 35 years: sums over ranks are whole numbers of 64 bits
-ROW = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # number of a layout; −1: none
+NEAR = 0.01  # share of a step within which the cost model cannot rank plans
+PROOF_SECONDS = 60.0  # the most time for proving the bound of a plan's schedule again
+TIME = Annotated[int, msgspec.Meta(ge=NEVER, le=2**50)]  # µs, 35 years: sums over ranks fit 64 bits
+ROW = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]  # index of a layout; −1: none
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The space, with bounds, and the candidates that were solved, the best first. memory: bytes a device. only: which
-    layouts were looked at."""
+    """The space with its bounds, and the solved candidates, the best first. batch: sequences in a step; memory: bytes of a
+    device; only: the limit on the space."""
 
     shape: Model
     cluster: Cluster
@@ -89,17 +90,17 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """The layout with the least step."""
+        """The candidate with the least step."""
         return self.candidates[0]
 
     @property
     def near(self) -> tuple[Candidate, ...]:
-        """All within `NEAR` of the best."""
+        """The candidates whose step is within `NEAR` of the best."""
         return tuple(candidate for candidate in self.candidates if candidate.value <= (1 + NEAR) * self.best.value)
 
     @property
     def bound(self) -> float:
-        """µs that no layout's step undercuts, whatever its partition and schedule."""
+        """A lower bound, µs, on the step of every layout with any partition and schedule."""
         return self.space.bound
 
     @property
@@ -109,24 +110,24 @@ class Plan:
 
     @property
     def bound_by(self) -> str:
-        """The rule of the layout whose bound is the space's, and the layout."""
+        """The layout whose bound is the least, and the rule that gives it."""
         return self.space.bound_by
 
     @property
     def open(self) -> int:
-        """Layouts that no bound excludes."""
+        """The number of layouts that no bound excludes."""
         return self.space.open
 
     def number(self, candidate: Candidate) -> int:
-        """Of the candidate's layout in the space."""
+        """The index of the candidate's layout in the space."""
         return int(rows_of(self.bounds.layout, candidate.layout)[0])
 
     def mfu(self, candidate: Candidate) -> float | None:
-        """Model FLOPs over what the devices could do in the step; see `SolvedSpace.mfu`."""
+        """Model FLOPs over the devices' peak FLOPs in the step; see `SolvedSpace.mfu`."""
         return self.space.mfu(candidate.value)
 
     def tokens(self, candidate: Candidate) -> float:
-        """Tokens a second and device; sequences where a sequence's tokens are not known."""
+        """Tokens per second and device; sequences where their tokens are not known."""
         return self.space.tokens(candidate.value)
 
     @cached_property
@@ -137,7 +138,7 @@ class Plan:
         return SolvedSpace(self.shape, self.cluster, self.devices, self.batch, self.memory, self.bounds, solved, self.only)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a plan file, whole or not at all: `solve`, `run`, `export` and `show` read its schedule."""
+        """Write a plan file, all of it or nothing. `solve`, `run`, `export` and `show` can read its schedule."""
         best, bounds, solved = self.best, self.bounds, self.space.solved
         write_document(
             path,
@@ -170,7 +171,7 @@ class Plan:
 
 
 class SpaceForm(msgspec.Struct, forbid_unknown_fields=True):
-    """A space with its bounds in a file. solved: numbers of layouts that were solved; steps: µs of each."""
+    """A space with its bounds in a file. solved: indices of solved layouts; steps: µs of each of these."""
 
     layouts: dict[str, list[COUNT]]
     pipeline: list[TIME]
@@ -202,8 +203,8 @@ class PlanForm(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False)
 class CheckedPlan:
-    """What of a plan file follows. wrong: lines that say what does not; step, bound: µs, as recomputed. proof: why the bound
-    of the schedule's own certificate holds; None where it was not proven again."""
+    """The result of `check_plan`. wrong: a line for each statement of the file that does not follow; step, bound: µs,
+    recomputed; proof: why the bound of the schedule's own certificate holds, None where it was not proven again."""
 
     wrong: tuple[str, ...]
     step: float
@@ -214,12 +215,12 @@ class CheckedPlan:
 
 
 def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, search: bool = False) -> CheckedPlan:
-    """Recompute a plan file without a search: the space, each layout's bound (one look at it), profile, schedule, step, gap.
+    """Recompute what a plan file states without planning: its space, each bound, the profile, schedule, step and gap.
 
-    path: of the file.
-    seconds: for `search`.
-    search: whether the bound of the schedule's own certificate must follow. Without, it follows from its layout's or from
-        closed forms, or is not proven.
+    path: of the plan file.
+    seconds: the most time for `search`.
+    search: whether the bound of the schedule's own certificate must be proven again, with searches if needed. Otherwise it
+        counts as proven only where the layout's bound or closed forms give it.
 
     Raises BadInput for a damaged file.
     """
@@ -231,7 +232,7 @@ def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, 
     wrong += [f"layout {i} ({stated.layout.row(i).title}): its bound does not follow" for i in lost[:3].tolist()]
     wrong += [f"and {len(lost) - 3} further ones"] if len(lost) > 3 else []
     solved = _solved(form.space, where)
-    below = [row for row, step in solved.items() if step < stated.step[row] - SAME_US]  # but for the best one's, its word
+    below = [row for row, step in solved.items() if step < stated.step[row] - SAME_US]  # only the best one has a schedule
     wrong += [f"layout {row} ({stated.layout.row(row).title}): its step is below its bound" for row in below[:3]]
     candidate, faults = _candidate(form, model, space.layout, cluster, where)
     if not min(solved.values()) >= candidate.value - SAME_US:
@@ -247,7 +248,7 @@ def check_plan(path: str | os.PathLike[str], seconds: float = PROOF_SECONDS, *, 
 
 
 def read_space(path: str | os.PathLike[str]) -> SolvedSpace:
-    """The space of a plan file as the file states it; `check_plan` says whether that follows. Raises BadInput."""
+    """The space of a plan file as stated there, unchecked (see `check_plan`). Raises BadInput."""
     where = str(path)
     form, model, cluster, table = _read(path)
     bounds, _ = _stated_bounds(form.space, cheap_bounds(model, table, cluster, form.memory), where)
@@ -258,7 +259,7 @@ def read_space(path: str | os.PathLike[str]) -> SolvedSpace:
 
 
 def read_choice(path: str | os.PathLike[str]) -> Choice:
-    """What a plan file chose. Raises BadInput where the file is damaged, or its choice does not follow."""
+    """The chosen layout of a plan file. Raises BadInput where the file is damaged, or the choice does not verify."""
     where = str(path)
     form, model, cluster, table = _read(path)
     best, wrong = _candidate(form, model, table, cluster, where)
@@ -268,7 +269,7 @@ def read_choice(path: str | os.PathLike[str]) -> Choice:
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[PlanForm, Model, Cluster, Layout]:
-    """What a file says, with its model, its cluster and the layouts of both. Raises BadInput where it is damaged."""
+    """The content of a plan file, its model, its cluster and its space. Raises BadInput where the file is damaged."""
     where = str(path)
     form = checked(read_one_of(path, (KIND,))[1], PlanForm, where)
     if tuple(form.space.rules) != RULES:
@@ -285,7 +286,7 @@ def _only(form: PlanForm) -> Only:
 
 
 def _solved(form: SpaceForm, where: str) -> dict[int, float]:
-    """The steps of layouts that were solved, by number."""
+    """Index of a solved layout → µs of its step."""
     if len(form.solved) != len(form.steps) or not form.solved:
         raise BadInput(f"{where}: space: fields 'solved' and 'steps' need one step for each layout that was solved")
     if max(form.solved) >= len(form.rule):
@@ -294,7 +295,7 @@ def _solved(form: SpaceForm, where: str) -> dict[int, float]:
 
 
 def _stated_bounds(form: SpaceForm, space: SpaceBounds, where: str) -> tuple[SpaceBounds, list[str]]:
-    """The bounds as the file states them, on the space as it is enumerated here."""
+    """The bounds that a file states, on the space enumerated here, and lines on what is wrong with them."""
     count, wrong = len(space.rule), []
     for name in ("pipeline", "rule", "by"):
         if (rows := len(getattr(form, name))) != count:
@@ -308,7 +309,7 @@ def _stated_bounds(form: SpaceForm, space: SpaceBounds, where: str) -> tuple[Spa
 
 
 def _candidate(form: PlanForm, model: Model, space: Layout, cluster: Cluster, where: str) -> tuple[Candidate, list[str]]:
-    """The chosen layout with its schedule, and what is wrong with it."""
+    """The chosen layout with its schedule, and lines on what is wrong with it."""
     if set(form.layout) != set(Layout._fields):
         raise BadInput(f"{where}: field 'layout' needs {', '.join(Layout._fields)}")
     layout, wrong = Layout(**form.layout), []

@@ -1,4 +1,4 @@
-"""`plan`: the best layout of a model on a cluster that was found, and a bound for all of them."""
+"""`plan`: the best layout found for a model on a cluster, and a lower bound on the steps of all layouts."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ def plan(
     workers: Workers | None = None,
     only: Only = ALL,
 ) -> Plan:
-    """How to split a step of a model over devices, with a bound over the whole space of layouts.
+    """Choose the layout that splits a model's step over devices, with a lower bound over the whole space of layouts.
 
     model: its shape, or its profiles at several sizes.
-    devices: how many.
-    batch: sequences a step.
-    cluster: a cluster, a preset's name, or a file.
-    memory: of a device ("80GiB", or bytes); None: the cluster's.
-    seconds: of bounds and searches together.
-    effort: work in place of seconds, for the same answer on every machine.
-    seed: of the searches.
-    progress: called with a line.
-    stop: once it says True, the plan is what was found until then; so it is after KeyboardInterrupt. Where bounds of the
-        whole space were not there yet, it is one of plain layouts alone, and `only` of the plan says so.
+    devices: their number.
+    batch: sequences in a step.
+    cluster: a cluster, a preset's name, or the path of a cluster file.
+    memory: bytes of a device, or text such as "80GiB"; None: the cluster's.
+    seconds: of real time for bounds and searches together.
+    effort: a limit on counted work in place of seconds, which gives the same answer on every machine.
+    seed: of the searches' random numbers.
+    progress: called with each line of progress.
+    stop: called now and then. Once it returns True, or after KeyboardInterrupt, the plan is the best found so far. Where
+        the bounds of the whole space are not computed yet, that plan is over plain layouts only, as its `only` tells.
     start: candidates of other plans, the best first, whose orders are tried here.
-    workers: who solves layouts (`zbsolve.solvers_on`); None: this process.
-    only: the layouts of an engine, with gradients as it has them, or with given fields. An engine that takes no order gets
-        steps of its own.
+    workers: the processes that solve layouts (`zbsolve.solvers_on`); None: this process.
+    only: limits the space to layouts of an engine, with its gradients, or to layouts with given fields. An engine that
+        takes no order gets its own orders.
 
-    Every legal layout is enumerated. Dominance, the least memory, and bounds for every partition and schedule prune. The
-    others are searched on their balanced partition, the most promising first, and the best of them longer.
+    Every legal layout is enumerated. Dominance, the least memory, and lower bounds over all partitions and schedules exclude
+    layouts. The others are searched on their balanced partition, the most promising first, and the best of them longer.
 
-    Raises BadInput; Infeasible where nothing fits; NotFound; WorkersLost.
+    Raises BadInput; Infeasible where no layout fits; NotFound where no schedule was found in time; WorkersLost.
     """
     compiled()
     model = model if only.target is None else replace(model, gradients=only.target.gradients)
@@ -102,7 +102,7 @@ def plan(
 
 
 def _first_of(race_of: Callable[[Only], SpaceRace], only: Only) -> Candidate | None:
-    """A known order of a plain layout. These are so few that there is a plan before the bounds of all others."""
+    """A candidate with a known order of a plain layout. There are few of these, so it comes before all other bounds."""
     with suppress(Infeasible, BadInput):  # others may need less, or have the fields that are given
         race = race_of(only.plain)
         price_first(race, in_its_order if only.takes_no_order else in_a_named_order)
@@ -112,7 +112,7 @@ def _first_of(race_of: Callable[[Only], SpaceRace], only: Only) -> Candidate | N
 
 @cache
 def compiled() -> None:
-    """Bounds of a tiny space, so that every kernel of bounds is compiled (once a machine, then cached on disk) or loaded."""
+    """Compute the bounds of a tiny space, which compiles every kernel of bounds, or loads it from the cache on disk."""
     model, cluster = Shape.gpt(64, 2, 4, vocabulary=256), cluster_of("a100")
     table = layouts(model, 4, 4, cluster)
     *_, bounds = raising(cheap_bounds(model, table, cluster, cluster.memory), cluster.memory, np.inf)
@@ -120,13 +120,13 @@ def compiled() -> None:
 
 
 def memory_of(cluster: Cluster, asked: str | int | None) -> int:
-    """Bytes of a device: what is said, or the cluster's. Raises BadInput."""
+    """Bytes of a device: those asked for, or the cluster's. Raises BadInput."""
     return cluster.memory if asked is None else parse_bytes(asked)
 
 
 @contextmanager
 def _until_ended(races: Sequence[tuple[Only, SpaceRace]]) -> Iterator[None]:
-    """What runs inside ends early where somebody ends it, or workers are lost, and there is a plan."""
+    """End the block quietly on KeyboardInterrupt or lost workers where a candidate was found; else let the error through."""
 
     def found() -> bool:
         return any(race.candidates for _, race in races)
@@ -139,6 +139,6 @@ def _until_ended(races: Sequence[tuple[Only, SpaceRace]]) -> Iterator[None]:
             raise
         if not found():
             raise pressed from None
-    except WorkersLost:  # their line was told
+    except WorkersLost:  # a progress line told of it already
         if not found():
             raise

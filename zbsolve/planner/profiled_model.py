@@ -1,8 +1,8 @@
-"""`ProfiledModel`: a model by its profiles, each at so many tensor ranks and sequences a microbatch.
+"""`ProfiledModel`: a model given by profiles, each for a number of tensor ranks and of sequences in a microbatch.
 
-A profile is taken as it is at its own size. Between two sizes every time and every number of bytes lies on the line through
-both: what a microbatch computes, moves and keeps is a constant and a part in proportion to its sequences. Beyond the sizes,
-and at other tensor ranks, nothing is known.
+At the size of a profile its costs are used unchanged. Between two sizes every time and every number of bytes is
+interpolated linearly, since what a microbatch computes, moves and keeps is a constant and a part proportional to its
+sequences. Outside the sizes, and for other tensor ranks, costs are unknown.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .layout import FULL, NONE
 from .shape import FLOAT
 
 TOKENS, TENSOR_RANKS, MESH = "tokens", "tensor_ranks", "mesh"
-SEQUENCE_PARALLEL = "sequence_parallel"  # norms are split over tensor ranks too
-STATES = "states"  # how parameters are kept, and what says: in 16 bits beside a master copy, with gradients of 32 bits
+SEQUENCE_PARALLEL = "sequence_parallel"  # a fact: norms are split over tensor ranks too
+STATES = "states"  # a fact about parameters: MIXED in 16 bits with a master copy; FLOAT_GRADIENTS of 32 bits
 MIXED, FLOAT_GRADIENTS = "mixed", "float-gradients"
 
 
 class Microbatch(NamedTuple):
-    """Devices that share each layer; sequences of a microbatch; tokens of a sequence, 0: not known."""
+    """tensor_ranks: devices that share each layer; sequences: of a microbatch; tokens: of a sequence, 0: not known."""
 
     tensor_ranks: int
     sequences: int
@@ -36,7 +36,7 @@ class Microbatch(NamedTuple):
 
 
 def microbatch_of(profile: Profile, where: str) -> Microbatch:
-    """What the facts say. Raises BadInput naming `where` and what is missing."""
+    """The microbatch in a profile's facts. Raises BadInput naming `where` and what is missing."""
     tensor_ranks, batch = profile.facts.get(TENSOR_RANKS), profile.facts.get(MICROBATCH)
     if not _counts(tensor_ranks):
         raise BadInput(f"{where}: facts: '{TENSOR_RANKS}' is missing: how many devices share a layer (profile writes it)")
@@ -58,13 +58,14 @@ def _counts(value: object) -> bool:
 
 TIMES = ("F", "B", "W", "BW", "X", "U")
 BYTES = ("held_until_B", "held_until_W", "held_from_B", "transient", "output_kept", "input_unneeded")
-UNCOUNTED = 0.01  # bytes of buffers for each byte of parameters that are left out
-SAME = ("parameter_bytes", "output_bytes")  # of all blocks
-Ends = tuple[Layer, Layer, Layer]  # first layer, block, last layer
+UNCOUNTED = 0.01  # buffers up to this share of the parameters' bytes are ignored
+SAME = ("parameter_bytes", "output_bytes")  # sizes that must be equal in all blocks
+Ends = tuple[Layer, Layer, Layer]  # (first layer, block, last layer)
 
 
 class Point(NamedTuple):
-    """What one profile says: tensor ranks, sequences a microbatch, layers, bytes that first and last layer share."""
+    """The content of one profile. tp: tensor ranks; size: sequences in a microbatch; shared: bytes of the parameter that
+    first and last layer share."""
 
     tp: int
     size: int
@@ -74,21 +75,21 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class ProfiledModel:
-    """profiles: of one model, without samples; `of` makes and checks it. gradients: bytes of one of a parameter of 16 bits
-    that has a master copy, at least: more where the profiles say so."""
+    """A model given by profiles; `of` makes and checks one. profiles: of one model, without samples. gradients: the least
+    bytes of the gradient of a 16-bit parameter with a master copy; the profiles may say more."""
 
     profiles: tuple[Profile, ...]
     gradients: int = FLOAT
 
-    recomputes: ClassVar[tuple[int, ...]] = (NONE, FULL)  # what profiles know: the forward that is run again
-    # What shards of a vocabulary and slices cost, profiles may say; a plan does not look at that.
+    recomputes: ClassVar[tuple[int, ...]] = (NONE, FULL)  # profiles have the time of a whole forward only
+    # Profiles may have the costs of vocabulary shards and of slices, but plans do not use them.
     shards_vocabulary: ClassVar[bool] = False
     slices: ClassVar[tuple[int, ...]] = ()
 
     @classmethod
     def of(cls, profiles: Iterable[Profile], names: Sequence[str] = ()) -> ProfiledModel:
-        """names: of the profiles, for errors. Raises BadInput naming profile and field where one says too little, two are of
-        the same size, or they are of different models."""
+        """The model of these profiles. names: of the profiles, for errors. Raises BadInput naming profile and field where
+        one lacks something, two have the same size, or they are of different models."""
         profiled_model = cls(tuple(replace(profile, samples={}) for profile in profiles))
         if not profiled_model.profiles:
             raise BadInput("profiles: at least one is needed")
@@ -99,23 +100,23 @@ class ProfiledModel:
 
     @cached_property
     def points(self) -> dict[int, dict[int, Point]]:
-        """Tensor ranks → sequences a microbatch → what was profiled there, both ascending."""
+        """Tensor ranks → sequences in a microbatch → the profile's content, both ascending."""
         rows = sorted((point_of(profile, "profile") for profile in self.profiles), key=lambda point: (point.tp, point.size))
         return {tp: {row.size: row for row in rows if row.tp == tp} for tp in dict.fromkeys(row.tp for row in rows)}
 
     @property
     def name(self) -> str:
-        """The model's, without what a microbatch of it is."""
+        """The model's name, without the sizes of its microbatch."""
         return self.profiles[0].model.partition("@")[0]
 
     @property
     def layers(self) -> int:
-        """Blocks between first and last layer."""
+        """The number of blocks between first and last layer."""
         return len(self.profiles[0].layers) - 2
 
     @property
     def stages(self) -> int:
-        """The most stages that there can be."""
+        """The most stages that a layout can have: one for each layer."""
         return self.layers + 2
 
     @property
@@ -139,15 +140,15 @@ class ProfiledModel:
 
     @property
     def update_us(self) -> float | None:
-        """µs of the optimizer's update for each 16 bits of parameters, in the mean over all profiles; None: not known."""
+        """µs of the optimizer's update for each 16 bits of parameters, averaged over all profiles; None: not known."""
         times = [sum(layer.U for layer in profile.layers) for profile in self.profiles]
         sizes = [sum(layer.parameter_bytes for layer in profile.layers) for profile in self.profiles]
         return 2 * sum(times) / sum(sizes) if all(times) and all(sizes) else None
 
     @property
     def error(self) -> float | None:
-        """How far a block's work is off the line through the sizes below and above it, as a share of it, at most: what the
-        line may miss between sizes. None: no size lies between two others."""
+        """The largest interpolation error seen: how far a block's work at a size is from the line through its neighbouring
+        sizes, as a share of it. None: no size lies between two others."""
         errors = []
         for row in self.points.values():
             sizes = list(row)
@@ -158,7 +159,8 @@ class ProfiledModel:
 
     @property
     def source(self) -> str:
-        """Where the layers' costs come from: what was profiled, at which tensor ranks and sizes, what lies between."""
+        """Where the costs come from, in words: the profiles' sources, tensor ranks and sizes, and the interpolation
+        error."""
         named = (p.source.removeprefix("estimated: ").removesuffix(" tensor ranks").split(", ") for p in self.profiles)
         sources = ", ".join(dict.fromkeys(", ".join(part for part in words if not part.isdecimal()) for words in named))
         sizes = "; ".join(f"tp {tp}: {', '.join(map(str, row))}" for tp, row in self.points.items())
@@ -169,30 +171,31 @@ class ProfiledModel:
         )
 
     def sequence_parallel(self, tp: int) -> tuple[int, ...]:
-        """As it was profiled: with it where the facts say so, as estimates on tensor ranks do."""
+        """The one possible value of `Layout.sequence`: 1 where the facts of a profile for `tp` say so, else 0."""
         return (int(any(tp == p.facts[TENSOR_RANKS] and SEQUENCE_PARALLEL in p.facts for p in self.profiles)),)
 
     @property
     def left_out(self) -> str:
-        """What of the space is not looked at, since its cost is not known."""
+        """The part of the space that is left out since its costs are not known, in words."""
         sizes = {tp: dict.fromkeys((min(row), max(row))) for tp, row in self.points.items()}
         rows = "; ".join(f"tp {tp} with {' to '.join(map(str, ends))} sequences" for tp, ends in sizes.items())
         return f"all that no profile tells: other than {rows} a microbatch, selective recompute, a sharded vocabulary"
 
     def flops(self, sequences: int) -> float | None:
-        """Profiles do not say it."""
+        """None: profiles do not have them."""
 
     def shared(self, tp: int) -> int:
-        """Bytes that first and last layer share on each of so many tensor ranks."""
+        """Bytes of the parameter that first and last layer share, on each of `tp` tensor ranks."""
         return next(iter(self.points[tp].values())).shared
 
     def sizes(self, tp: int) -> range:
-        """Sequences a microbatch that are known or lie between known ones."""
+        """The possible sequences in a microbatch on `tp` tensor ranks: from the least to the most profiled."""
         row = self.points.get(tp, {})
         return range(min(row), max(row) + 1) if row else range(0)
 
     def at(self, tp: int, size: int) -> Ends:
-        """First layer, block and last layer for so many sequences. Raises BadInput where no profile says it."""
+        """First layer, block and last layer for `size` sequences, interpolated. Raises BadInput outside the profiled
+        sizes."""
         if size not in self.sizes(tp):
             raise BadInput(f"model {self.name}: no profile says what {size} sequences on {tp} tensor ranks cost")
         row = self.points[tp]
@@ -204,7 +207,7 @@ class ProfiledModel:
 
 
 def point_of(profile: Profile, where: str) -> Point:
-    """What a profile says. Raises BadInput naming `where` and the field."""
+    """The content of a profile. Raises BadInput naming `where` and a field that plans cannot use."""
     tensor_ranks, sequences, _ = microbatch_of(profile, where)
     if len(profile.layers) < 3:
         raise BadInput(f"{where}: layers: {len(profile.layers)}: a first layer, blocks and a last layer are needed")
@@ -229,7 +232,7 @@ def point_of(profile: Profile, where: str) -> Point:
         raise BadInput(f"{where}: field 'tied': a plan knows parameters that first and last layer share, and no others")
     first, *blocks, last = (_plain(layer) for layer in profile.layers)
     block = _mean(blocks, where)
-    first = replace(first, output_kept=min(first.output_kept, _kept(first)))  # nothing counts twice that is not kept
+    first = replace(first, output_kept=min(first.output_kept, _kept(first)))  # only kept bytes can be counted twice
     last = replace(last, input_unneeded=min(last.input_unneeded, _kept(last)))
     kept = _kept(block) - max(block.output_kept, block.input_unneeded)
     needed = {"F": block.F, "B": block.B or block.BW, "bytes kept from F to B": kept, "output bytes": block.output_bytes}
@@ -244,12 +247,12 @@ def _kept(layer: Layer) -> int:
 
 
 def _plain(layer: Layer) -> Layer:
-    """A layer without what the planner does not look at."""
+    """A layer with only the fields that the planner uses."""
     return Layer(layer.name, **{name: getattr(layer, name) for name in (*TIMES, *BYTES, *SAME)})
 
 
 def _mean(blocks: Sequence[Layer], where: str) -> Layer:
-    """The block that stands for all: mean times, most bytes. Raises BadInput where they differ in size."""
+    """The block that stands for all, with mean times and the most bytes. Raises BadInput where a field of SAME differs."""
     for name in SAME:
         values = [getattr(block, name) for block in blocks]
         if len(set(values)) > 1:
@@ -262,7 +265,7 @@ def _mean(blocks: Sequence[Layer], where: str) -> Layer:
 
 
 def _between(low: Point, high: Point, size: int) -> Ends:
-    """The layers of a size between two, on the line through both."""
+    """The layers at a size between two, interpolated linearly."""
     share = (size - low.size) / (high.size - low.size)
 
     def line(a: Layer, b: Layer) -> Layer:
@@ -278,7 +281,7 @@ def _between(low: Point, high: Point, size: int) -> Ends:
 
 
 def _check_together(points: Sequence[Point], profiles: Sequence[Profile], names: Sequence[str]) -> None:
-    """Raise BadInput where two profiles are of the same size, or not of one model."""
+    """Raise BadInput where two profiles have the same tensor ranks and size, or are of different models."""
     seen: dict[tuple[int, int], str] = {}
     parameters: dict[int, tuple[list[int], str]] = {}
     for point, profile, name in zip(points, profiles, names, strict=True):

@@ -1,9 +1,8 @@
 """Which layout of a plan is searched next, and for how long: asynchronous successive halving (1810.05934).
 
-Greedy schedules say little of a layout, so every layout that is looked at gets a search, the most promising first. One in
-`REDUCTION` of these is searched again `REDUCTION` times longer, and one in as many of those once more, whenever there are
-enough to choose from. So searches of each length take about as much time together, however much time there is.
-`SpaceRace` is what a plan is made of while it grows.
+A greedy schedule says little about how good a layout can be, so each layout gets a search, the most promising first. One in
+`REDUCTION` of the searched ones is searched again, `REDUCTION` times as long, and one in `REDUCTION` of these once more, and
+so on, as soon as there are enough. So searches of each length take about the same time in total. `SpaceRace` is the state.
 """
 
 from __future__ import annotations
@@ -27,16 +26,17 @@ from .estimates import Floats, Promise, estimated_steps, large_steps
 from .layout import Layout, rows_of
 
 FIRST_ROWS = 300  # layouts whose bounds are raised before the first search
-ROUND = 8  # searches that are drawn at once where effort is the limit
-POOR = 1.5  # times its bound: a step whose layout is searched with fused backwards, too
+ROUND = 8  # searches that are chosen together where effort is the limit
+POOR = 1.5  # a step at least this many times its bound is poor: its layout is searched with fused backwards too
 
 Progress = Callable[[str], None]
 
 
 @dataclass
 class SpaceRace:
-    """What a plan is made of while it grows. searches: row of a layout → how many searches it had; poor: row → µs, of those
-    with a poor step or none, whose fused backwards were not searched; priced: rows whose known orders were looked at."""
+    """The state of a plan's search. Rows number the layouts of the space. searches: row → how many searches it had; poor:
+    row → µs, for layouts with a poor step or none whose fused backwards were not searched; priced: rows whose known orders
+    were tried."""
 
     model: Model
     cluster: Cluster
@@ -58,7 +58,7 @@ class SpaceRace:
         self.promise = Promise.of(self.bounds.layout, estimated_steps(self.bounds, self.memory))
 
     def begin(self, first: Candidate | None) -> None:
-        """Go on from a candidate of a part of this space, where there is one, with the lowest bounds raised."""
+        """Start with a candidate of a part of this space, where there is one, and raise the lowest bounds."""
         if first is not None:
             self.candidates.append(first)
             self.priced.add(self.row(first.layout))
@@ -71,16 +71,16 @@ class SpaceRace:
 
     @property
     def rival(self) -> float:
-        """What searches have to beat, µs; −∞ where the time is over and there is a plan."""
+        """µs that a search has to beat; −∞ where time is over and a candidate exists."""
         return -np.inf if self.candidates and self.clock.left <= 0 else self.value
 
     @property
     def over(self) -> bool:
-        """Somebody ended it, and there is a plan."""
+        """Whether `stop` returned True and a candidate exists."""
         return bool(self.candidates) and self.stop()
 
     def keep(self, new: Candidate) -> None:
-        """Note a candidate: in the place of one of its layout where it is better."""
+        """Add a candidate; of two with the same layout only the better one is kept."""
         for at, each_candidate in enumerate(self.candidates):
             if each_candidate.layout == new.layout:
                 self.candidates[at] = min(each_candidate, new, key=lambda candidate: candidate.value)
@@ -90,19 +90,19 @@ class SpaceRace:
         self.told()
 
     def told(self) -> None:
-        """Tell value and gap."""
+        """Call `progress` with the best step and its gap."""
         gap = 1 - self.bounds.least / self.value
         self.progress(f"{len(self.candidates)} layouts solved: step {self.value / 1e3:,.1f} ms, gap {max(gap, 0.0):.2%}")
 
     def row(self, layout: Layout) -> int:
-        """The row of this layout."""
+        """The row of this layout in the space."""
         if layout not in self._rows:
             self._rows[layout] = int(rows_of(self.bounds.layout, layout)[0])
         return self._rows[layout]
 
     def raise_bounds(self, count: int | None = None) -> None:
-        """Higher bounds wherever they leave a layout in the race (count: of so many, the lowest), in half of the real time
-        that is left: the rest is for searches."""
+        """Raise the bounds of layouts that no bound excludes yet, within half of the real time left. count: only of this
+        many, the lowest."""
         half = TimeShare(self.clock, self.clock.used + self.clock.left / 2)
         for higher in raising(self.bounds, self.memory, self.value, count):
             self.bounds = higher
@@ -111,7 +111,7 @@ class SpaceRace:
         self.promise = replace(self.promise, estimate=estimated_steps(self.bounds, self.memory))
 
     def solve(self, tasks: Iterator[Task]) -> None:
-        """Keep what searches find. A search that cannot get below the best step ends early: then its bound tells more."""
+        """Run searches and keep what they find. A search whose bound reaches the best step ends early."""
         for answer in self.runner.answers(tasks, ROUND):
             unsolved: Unsolved = answer.task.of
             self._ended(unsolved, None if answer.schedule is None else unsolved.solved(answer.schedule))
@@ -127,18 +127,18 @@ class SpaceRace:
                 self.poor[row] = step
 
 
-InOrder = Callable[..., Candidate | None]  # a layout in the best of some known orders
+InOrder = Callable[..., Candidate | None]  # the candidate of a layout in the best of some known orders
 FIRST_LOOKS = 6  # layouts that are searched before all bounds are raised
-# Effort of a layout's first search: so much a pass, about as long as what every search begins with takes, and at least.
+# Effort of a layout's first search: per pass, about what the start of every search takes; and the least in total.
 EFFORT_PER_PASS, LEAST_EFFORT = 3e-5, 0.1
-PRICED_PER_PASS = 1e-5  # effort of an order that is only priced
-NAMED_SHARE = 0.1  # of the time, for named orders
+PRICED_PER_PASS = 1e-5  # effort per pass of an order whose time is computed without a search
+NAMED_SHARE = 0.1  # share of the time for named orders
 REDUCTION = 4
-LAST = 1e3  # times as long: behind all others
+LAST = 1e3  # factor on estimates of large steps, which puts them after all others
 
 
 def search_at_start(race: SpaceRace, start: Sequence[Candidate]) -> None:
-    """Candidates of other plans whose layouts are in this race too: as they are ordered there, or searched afresh."""
+    """Try candidates of other plans whose layouts are in this space: keep each with its order, and search its layout too."""
     tasks = []
     for candidate in start[:FIRST_LOOKS]:
         for row in rows_of(race.bounds.layout, candidate.layout).tolist():
@@ -150,8 +150,8 @@ def search_at_start(race: SpaceRace, start: Sequence[Candidate]) -> None:
 
 
 def search_space(race: SpaceRace) -> None:
-    """Searches until no time is left, or no bound leaves anything to search. After the first ones, bounds are raised
-    wherever they leave a layout in the race. However little time there is, some layout gets a schedule where one does."""
+    """Search until no time is left or every layout is excluded. After the first searches, bounds of the layouts still in the
+    race are raised. However little time there is, it goes on until some layout has a schedule, where one can have one."""
     race.solve(islice(_tasks(race), FIRST_LOOKS))
     if race.stop():
         return
@@ -164,8 +164,8 @@ def search_space(race: SpaceRace) -> None:
 
 
 def price_space(race: SpaceRace) -> None:
-    """Steps of an engine's own orders, the most promising layout first: all that no bound excludes, or as many as there is
-    time for, and one in any case."""
+    """Compute steps in an engine's own orders, the most promising layout first: of all layouts that no bound excludes, or as
+    many as time allows, but at least until one has a step."""
     while (race.clock.left > 0 and not race.over) or not race.candidates:
         if len(race.priced) == FIRST_LOOKS:
             race.raise_bounds()
@@ -175,15 +175,15 @@ def price_space(race: SpaceRace) -> None:
 
 
 def price_first(race: SpaceRace, in_order: InOrder) -> None:
-    """A step in a known order, of the most promising layout that has one."""
+    """Compute a step in a known order, of the most promising layout that has one."""
     promise = _of_known_orders(race)
     while not race.candidates and (row := _most_promising(race, promise.step, race.priced)) is not None:
         _price(race, row, in_order)
 
 
 def price_named(race: SpaceRace) -> None:
-    """Steps in named orders of the most promising layouts that have them, in a share of the time but a few while there is
-    any: so no plan is worse than what everybody knows, however little its searches find."""
+    """Compute steps in named orders of the most promising layouts, in `NAMED_SHARE` of the time, but of `FIRST_LOOKS` while
+    any time is left. So a plan is not worse than these known orders, however little its searches find."""
     share, promise = race.clock.part(NAMED_SHARE), _of_known_orders(race)
     while (len(race.priced) < FIRST_LOOKS or not share.over) and race.clock.left > 0 and not race.over:
         if (row := _most_promising(race, promise.step, race.priced)) is None:
@@ -192,14 +192,14 @@ def price_named(race: SpaceRace) -> None:
 
 
 def _of_known_orders(race: SpaceRace) -> Promise:
-    """The layouts that have them. Where a sharded vocabulary, slices or offload ask for orders of their own, or a step is
-    large, these are left to searches."""
+    """The estimates of layouts that known orders fit; others are infinite. A sharded vocabulary, slices and offload need
+    their own orders, so these layouts, and those with large steps, are left to searches."""
     layout = race.bounds.layout
     return Promise.of(layout, np.where(layout.is_plain & ~large_steps(layout), race.promise.estimate, np.inf))
 
 
 def _most_promising(race: SpaceRace, steps: Floats, done: Collection[int]) -> int | None:
-    """The layout with the least of these steps whose bound is below the best one, but for those done; None: none is left."""
+    """The row with the least of these steps among layouts whose bound is below the best step, except `done`; None: none."""
     steps = np.where(race.bounds.step < race.value, steps, np.inf)
     steps[list(done)] = np.inf
     row = int(steps.argmin())
@@ -207,7 +207,7 @@ def _most_promising(race: SpaceRace, steps: Floats, done: Collection[int]) -> in
 
 
 def _price(race: SpaceRace, row: int, in_order: InOrder) -> float | None:
-    """µs of a layout's step in known orders, which is kept; None where none holds."""
+    """Keep a layout's candidate in the best of known orders, and return its step, µs; None where no such order is legal."""
     layout = race.bounds.layout.row(row)
     race.priced.add(row)
     race.clock.spend(PRICED_PER_PASS * 2 * layout.count * layout.stages)
@@ -219,8 +219,8 @@ def _price(race: SpaceRace, row: int, in_order: InOrder) -> float | None:
 
 
 def _tasks(race: SpaceRace) -> Iterator[Task]:
-    """One search after the other: a longer one of a layout among the best of those that had as long ones, else the first one
-    of the most promising layout, else a longer one that is left."""
+    """The next searches: a longer one of a layout among the best that had as many; else the first one of the most promising
+    layout; else any longer one that is left."""
     while race.clock.left > 0:
         task = _longer_search(race, REDUCTION) or _first_search(race) or _longer_search(race, 1)
         if task is None:
@@ -229,8 +229,8 @@ def _tasks(race: SpaceRace) -> Iterator[Task]:
 
 
 def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
-    """A longer search of one of the best layouts, as many as one in `reduction` of those searched as long; the longest ones
-    first. None where there is none, or no time for it."""
+    """A longer search of a layout among the best 1 / `reduction` of those that had as many searches; layouts with the most
+    searches come first. None where there is none, or no time for it."""
     searched = (choice for choice in race.candidates if race.row(choice.layout) in race.searches)  # others were only priced
     able = sorted((choice for choice in searched if choice.bound < race.value), key=lambda row: row.value + row.bound)
     times = [race.searches[race.row(candidate.layout)] for candidate in able]
@@ -245,8 +245,8 @@ def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
 
 
 def _first_search(race: SpaceRace) -> Task | None:
-    """The first search of the most promising layout whose bound is below the best step, those of large steps behind all
-    others. None where there is none."""
+    """The first search of the most promising layout whose bound is below the best step, or of a poor layout's fused
+    backwards; layouts with large steps come last. None where there is none."""
     last = np.where(large_steps(race.bounds.layout), LAST, 1.0)
     while True:
         steps = race.promise.step * last
@@ -265,8 +265,8 @@ def _first_search(race: SpaceRace) -> Task | None:
 
 
 def _first_of(race: SpaceRace, row: int, fused: bool) -> Task | None:
-    """The first search of this layout with backwards in two where that step can be built, else or where `fused` says so with
-    fused ones, which may need less memory; None where none can be built."""
+    """The first search of this layout: with split backwards where that step can be built, else, or where `fused` asks for
+    it, with fused ones, which may need less memory. None where no such step can be built."""
     race.searches.setdefault(row, 1)
     for step in unsolved(race.model, race.bounds.layout.row(row), race.cluster, race.memory):
         if step.step.fused or not fused:
@@ -280,7 +280,7 @@ def _first_effort(pending: Unsolved) -> float:
 
 
 def _task(race: SpaceRace, pending: Unsolved, effort: float, options: Mapping[str, Any]) -> Task:
-    """A search with so much effort, or with what is left, which the clock counts."""
+    """A search with this effort, or with what is left of it; the clock counts it at once."""
     if race.clock.counted and race.clock.left > 0:
         effort = min(effort, race.clock.left)
     race.clock.spend(effort)

@@ -1,5 +1,5 @@
-"""`Shape`: the sizes of a decoder-only transformer, and what its blocks compute and keep; and published ones by name.
-`name@sequence=8192,layers=40` changes them.
+"""`Shape`: the sizes of a decoder-only transformer, and what its blocks compute and keep; and published shapes by name.
+`name@sequence=8192,layers=40` is a published shape with changed sizes.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from ..util.errors import BadInput
 from ..util.text import did_you_mean
 from .layout import FULL, NONE, SELECTIVE
 
-MAX_SIZE = 32  # sequences a microbatch
-MOVED_WHOLE = 22  # bytes that norms, dropouts and residuals move, a token and hidden unit (see `layer_formulas`)
-FLOAT = 4  # bytes of a gradient: engines that sum in 32 bits hold the most, so plans for any engine count these
-SLICES = (2, 4, 8, 16)  # even parts of a sequence, beside whole ones
+MAX_SIZE = 32  # most sequences in a microbatch
+MOVED_WHOLE = 22  # bytes that norms, dropouts and residuals move, per token and hidden unit (see `layer_formulas`)
+FLOAT = 4  # bytes of a gradient where it is summed in 32 bits: the most of any engine, so plans for any engine count it
+SLICES = (2, 4, 8, 16)  # numbers of even parts of a sequence, beside 1
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model whose blocks are alike.
+    """Sizes of a model whose blocks are equal.
 
     name: for texts.
-    layers: blocks.
-    hidden: the width.
-    heads, kv_heads: of queries, and of keys and values, each head_width wide.
-    head_width: of a head.
-    inner: the MLP's inner width.
-    sequence: tokens.
-    vocabulary: words.
-    gated: gate, up and down projections and no dropout (Llama); else two projections, GELU and dropout (GPT).
-    fused: attention keeps no scores (FlashAttention, 2205.14135).
-    tied: the head's table is the embedding's.
-    gradients: bytes of one of a parameter.
+    layers: number of blocks.
+    hidden: width of the hidden state.
+    heads, kv_heads: number of heads of queries, and of keys and values.
+    head_width: width of each head.
+    inner: inner width of the MLP.
+    sequence: tokens in a sequence.
+    vocabulary: tokens in the vocabulary.
+    gated: True: gate, up and down projections and no dropout (Llama); False: two projections, GELU and dropout (GPT).
+    fused: whether attention keeps no scores (FlashAttention, 2205.14135).
+    tied: whether embedding and head share their table.
+    gradients: bytes of the gradient of one parameter.
     """
 
     name: str
@@ -50,9 +50,9 @@ class Shape:
     tied: bool = False
     gradients: int = FLOAT
 
-    source: ClassVar[str] = "cost model"  # where costs of its layers come from
-    left_out: ClassVar[str] = ""  # what of the space is not looked at, since its cost is not known
-    update_us: ClassVar[float | None] = None  # µs of the optimizer's update for each parameter, where that was measured
+    source: ClassVar[str] = "cost model"  # where the costs of its layers come from
+    left_out: ClassVar[str] = ""  # the part of the space that is left out since its costs are not known, in words
+    update_us: ClassVar[float | None] = None  # µs of the optimizer's update for each parameter; None: not measured
     shards_vocabulary: ClassVar[bool] = True  # whether the cost of a sharded vocabulary is known
 
     def __post_init__(self) -> None:
@@ -62,7 +62,8 @@ class Shape:
 
     @classmethod
     def gpt(cls, hidden: int, heads: int, layers: int, sequence: int = 2048, vocabulary: int = 51_200) -> Shape:
-        """A GPT as the measured steps have it: attention keeps its scores. The vocabulary is Megatron's, padded."""
+        """A GPT like those of the measured steps, whose attention keeps scores. vocabulary: Megatron's, padded, by
+        default."""
         name = f"gpt-{hidden}x{layers}"
         return cls(name, layers, hidden, heads, heads, hidden // heads, 4 * hidden, sequence, vocabulary, tied=True)
 
@@ -73,77 +74,77 @@ class Shape:
 
     @property
     def stages(self) -> int:
-        """The most stages that there can be: embedding, blocks and head."""
+        """The most stages that a layout can have: one for the embedding, each block and the head."""
         return self.layers + 2
 
     @property
     def query_width(self) -> int:
-        """Of all heads' queries."""
+        """Width of the queries of all heads together."""
         return self.heads * self.head_width
 
     @property
     def key_width(self) -> int:
-        """Of all heads' keys, and of their values."""
+        """Width of the keys of all heads together, and of their values."""
         return self.kv_heads * self.head_width
 
     @property
     def matrices(self) -> int:
-        """Parameters of a block's matrices; 12 h² of a GPT."""
+        """Parameters in the matrices of a block; 12 h² in a GPT."""
         attention = self.hidden * (2 * self.query_width + 2 * self.key_width)
         return attention + (3 if self.gated else 2) * self.hidden * self.inner
 
     @property
     def table(self) -> int:
-        """Parameters of the embedding, and of the head where they are not tied."""
+        """Parameters of the embedding; those of an untied head are as many."""
         return self.hidden * self.vocabulary
 
     @property
     def parameters(self) -> int:
-        """All parameters, but for norms and biases."""
+        """All parameters except norms and biases."""
         return self.layers * self.matrices + (1 if self.tied else 2) * self.table
 
     @property
     def scores(self) -> int:
-        """Attention scores a token that are written to memory, all heads; 0 where attention is fused."""
+        """Attention scores per token, over all heads, that are written to memory; 0 where attention is fused."""
         return 0 if self.fused else self.heads * self.sequence
 
     @property
     def kept_whole(self) -> int:
-        """Bytes a token that a block keeps on every tensor rank: inputs of norms and of both groups of projections, and
-        masks of dropout. 10 h of a GPT (Korthikanti et al., 2205.05198, section 4.1)."""
+        """Bytes per token that a block keeps on every tensor rank: inputs of norms and of both groups of projections, and
+        masks of dropout. 10 h in a GPT (Korthikanti et al., 2205.05198, section 4.1)."""
         return (8 if self.gated else 10) * self.hidden
 
     @property
     def kept_split(self) -> int:
-        """Bytes a token that a block keeps over all tensor ranks, but for scores: queries, keys, values, what goes into the
-        projections out of attention and MLP, and the MLP's inner values. 24 h of a GPT (2205.05198, section 4.2)."""
+        """Bytes per token that a block keeps over all tensor ranks together, without scores: queries, keys, values, inputs
+        of output projections in attention and MLP, and inner values of the MLP. 24 h in a GPT (2205.05198, section 4.2)."""
         return 4 * self.query_width + 4 * self.key_width + 2 * (3 if self.gated else 2) * self.inner
 
     @property
     def attention_flops(self) -> int:
-        """FLOPs a token of scores and their products with values, forward: 4 s h of a GPT."""
+        """FLOPs per token of a forward's scores and their products with values: 4 s h in a GPT."""
         return 4 * self.sequence * self.query_width
 
     @property
     def recomputes(self) -> tuple[int, ...]:
-        """Kinds of recompute that differ: selective is there where attention keeps scores; else it is none."""
+        """The kinds of recompute that differ. Where attention keeps no scores, selective equals none and is left out."""
         return (NONE, FULL) if self.fused else (NONE, SELECTIVE, FULL)
 
     @property
     def slices(self) -> tuple[int, ...]:
-        """Numbers of even slices that a sequence may run in, beside whole."""
+        """The numbers of even slices, above 1, that a sequence can be cut into."""
         return tuple(piece for piece in SLICES if self.sequence % piece == 0)
 
     def sizes(self, tp: int) -> range:
-        """Sequences a microbatch on so many tensor ranks, which divide the heads."""
+        """The possible sequences in a microbatch on `tp` tensor ranks; none where tp does not divide the heads."""
         return range(0) if self.heads % tp else range(1, MAX_SIZE + 1)
 
     def sequence_parallel(self, tp: int) -> tuple[int, ...]:
-        """0: without sequence parallelism; 1: with it."""
+        """The possible values of `Layout.sequence` on `tp` tensor ranks."""
         return (0, 1) if tp > 1 else (0,)
 
     def flops(self, sequences: int) -> float:
-        """FLOPs of a step over so many sequences without recomputing: what MFU counts (2205.05198, appendix A)."""
+        """Model FLOPs of a step over this many sequences, without recompute, as MFU counts them (2205.05198, appendix A)."""
         block = 2 * self.matrices + self.attention_flops
         return 3.0 * sequences * self.sequence * (self.layers * block + 2 * self.table)
 
@@ -152,7 +153,7 @@ class Shape:
 
 
 def _llama(name: str, layers: int, hidden: int, heads: int, inner: int) -> Shape:
-    """2407.21783, Table 3; 8,192 tokens, 128,256 rows of the released vocabulary."""
+    """A Llama 3 of 2407.21783, Table 3, with 8,192 tokens and the 128,256 rows of the released vocabulary."""
     return Shape(name, layers, hidden, heads, 8, 128, inner, 8192, 128_256, gated=True, fused=True)
 
 
@@ -175,12 +176,12 @@ CHANGED = tuple(field.name for field in fields(Shape) if field.type == "int")
 
 
 def shape_by_name(spec: str, others: Sequence[str] = ()) -> Shape:
-    """A published model.
+    """The shape of a published model.
 
     spec: its name, or `name@field=number,…`.
-    others: names of models that are no shapes, for errors.
+    others: names of models that are not shapes, for the error's list of similar names.
 
-    Raises BadInput with near names.
+    Raises BadInput with similar names.
     """
     name, at, sizes = spec.partition("@")
     if name not in SHAPES:

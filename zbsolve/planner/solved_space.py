@@ -1,5 +1,5 @@
-"""`SolvedSpace`: every layout of a plan with its bound, and the steps of those that were solved. It says what each family of
-layouts lost by, and why the bound of a plan's schedule holds.
+"""`SolvedSpace`: every layout of a plan with its lower bound, and the steps of those that were solved. From it follow how
+much each family of layouts loses, and why the bound of a plan's schedule holds.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .layout import FIELDS, named, rows_of
 from .space import ALL, Only
 
 MFU_COUNTS = "attention's whole square, masked or not; nothing that is computed again (2205.05198, appendix A)"
-SAME_US = 1e-3  # steps this near are the same number, written and read
+SAME_US = 1e-3  # steps that differ by less are equal, since files round them
 
 
 @dataclass(frozen=True, eq=False)
 class SolvedSpace:
-    """What a plan says of its whole space; a plan file has it too. memory: bytes a device. solved: number of a layout → µs
-    of the best step that was found for it. only: which layouts it has."""
+    """The whole space of a plan, as in its file. batch: sequences in a step; memory: bytes of a device; solved: index of a
+    layout → µs of its best step found; only: which layouts the space has."""
 
     shape: Model
     cluster: Cluster
@@ -39,7 +39,7 @@ class SolvedSpace:
 
     @property
     def best(self) -> int:
-        """The number of the layout with the least step."""
+        """The index of the layout with the least step."""
         return min(self.solved, key=lambda row: self.solved[row])
 
     @property
@@ -49,12 +49,12 @@ class SolvedSpace:
 
     @property
     def bound(self) -> float:
-        """µs that no layout's step undercuts, whatever its partition and schedule."""
+        """A lower bound, µs, on the step of every layout with any partition and schedule."""
         return min(self.bounds.least, self.value)
 
     @property
     def bound_by(self) -> str:
-        """The rule of the layout with the least bound, and the layout."""
+        """The layout with the least bound, and the rule that gives it."""
         row = int(self.bounds.step.argmin())
         return f"{RULES[self.bounds.rule[row]]} of {self.bounds.layout.row(row).title}"
 
@@ -65,21 +65,21 @@ class SolvedSpace:
 
     @property
     def is_open(self) -> NDArray[np.bool_]:
-        """Of each layout: whether no bound excludes it."""
+        """[layout]: whether no bound excludes it."""
         return self.bounds.step < self.value - SAME_US
 
     @property
     def open(self) -> int:
-        """Layouts that no bound excludes."""
+        """The number of layouts that no bound excludes."""
         return int(self.is_open.sum())
 
     def mfu(self, step: float) -> float | None:
-        """Model FLOPs, `MFU_COUNTS`, over what the devices could do in so many µs; None: not known."""
+        """Model FLOPs (see `MFU_COUNTS`) over the peak FLOPs of all devices in `step` µs; None: not known."""
         flops = self.shape.flops(self.batch)
         return None if flops is None else flops / (step / 1e6 * self.devices * self.cluster.peak)
 
     def tokens(self, step: float) -> float:
-        """Tokens a second and device with a step of so many µs; sequences where a sequence's tokens are not known."""
+        """Tokens per second and device with a step of `step` µs; sequences where their tokens are not known."""
         return self.batch * (self.shape.sequence or 1) / (step / 1e6) / self.devices
 
 
@@ -87,9 +87,9 @@ class SolvedSpace:
 
 
 class Family(NamedTuple):
-    """field: of `FIELDS`; value: as a person reads it. lost: share of the plan's step by which each of its layouts is longer
-    at least; below 0 where a bound leaves it in the race, infinite where none has room. A dominated
-    layout loses what the one loses that dominates it, at least."""
+    """All layouts with one value of a field. field: of `FIELDS`; value: as readable text; layouts: how many; lost: the least
+    share of the plan's step by which their bounds exceed it, below 0 where one is not excluded, infinite where none fits. A
+    dominated layout loses at least what the layout that dominates it loses."""
 
     field: str
     value: str
@@ -98,7 +98,7 @@ class Family(NamedTuple):
 
 
 def families(space: SolvedSpace) -> list[Family]:
-    """Every family of the space, field by field."""
+    """All families of the space, in the order of `FIELDS`."""
     layout, by = space.bounds.layout, space.bounds.by
     step = np.where(by >= 0, space.bounds.step[by], space.bounds.step)
     rows = []
@@ -117,8 +117,8 @@ def families(space: SolvedSpace) -> list[Family]:
 def proof_of_schedule(
     candidate: Candidate, stated: SpaceBounds, seconds: float, search: bool
 ) -> tuple[str | None, list[str]]:
-    """Why the bound of the schedule's certificate holds, and what is wrong with it. The space's bounds are proven, and the
-    schedule is verified."""
+    """Why the bound of the schedule's certificate holds (None: not proven again), and lines on what is wrong with it. It
+    assumes that the space's bounds are proven and the schedule is verified. search: whether a solver may prove it again."""
     own = candidate.schedule.certificate
     if own is None:
         return None, []

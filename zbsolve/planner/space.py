@@ -1,4 +1,4 @@
-"""Every legal layout of a model on so many devices, and `Only`: which of them a plan looks at."""
+"""All legal layouts of a model on a number of devices, and `Only`: which of them a plan considers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIXABLE = (*NUMBERS, *NAMES)
 
 
 class Only(NamedTuple):
-    """engine: a name in `engines.PLANNED`; "": any that could be. fixed: fields of layouts, and the number each has."""
+    """A limit on the space. engine: a name in `engines.PLANNED`; "": any. fixed: (field of layouts, its value) pairs."""
 
     engine: str = ""
     fixed: tuple[tuple[str, int], ...] = ()
@@ -42,17 +42,17 @@ class Only(NamedTuple):
 
     @property
     def plain(self) -> Only:
-        """Of these layouts those that are plain in all that is not given, with one stage a rank: few of many."""
+        """The plain layouts among these, with one stage on each rank: the defaults of all fields that are not fixed."""
         plain = {name: getattr(Layout(), name) for name in ("placement", *BESIDE)}
         return self._replace(fixed=tuple({**plain, **dict(self.fixed)}.items()))
 
     @property
     def takes_no_order(self) -> bool:
-        """Whether the engine has orders of its own alone."""
+        """Whether the engine runs its own orders only."""
         return self.target is not None and bool(self.target.orders)
 
     def of(self, table: Layout) -> Layout:
-        """The layouts of a table that are looked at. Raises BadInput where there is none."""
+        """The layouts of a table that fit this limit. Raises BadInput where there is none."""
         keep = np.ones(len(table.dp), bool) if self.target is None else self.target.runs(table)
         for name, value in self.fixed:
             column = getattr(table, name)[keep]
@@ -71,7 +71,7 @@ ALL = Only()
 
 
 def parse_only(engine_name: str | None, fixed: str | None) -> Only:
-    """Of an engine's name, and of text like `tp=8,pp=8,placement=vee`. Raises BadInput naming the part."""
+    """The limit from an engine's name and text like `tp=8,pp=8,placement=vee`. Raises BadInput naming the wrong part."""
     if engine_name:
         engine(engine_name)
     only = Only(engine_name or "", tuple(map(_field, fixed.split(","))) if fixed is not None else ())
@@ -94,22 +94,21 @@ def _field(part: str) -> tuple[str, int]:
     return name, int(text)
 
 
-MAX_CHUNKS = 12  # stages a rank
-MOST = 1 << 20  # devices, and sequences a step
+MAX_CHUNKS = 12  # most stages on a rank
+MOST = 1 << 20  # most devices, and most sequences in a step
 MAX_LAYERS = 1000
 
 
 def layouts(model: Model, devices: int, batch: int, cluster: Cluster, only: Only = ALL) -> Layout:
-    """A table of all layouts whose batch is `batch` sequences a step, in a fixed order; of those that `only` says.
+    """A table of all layouts with a batch of `batch` sequences in a step, in a fixed order, limited by `only`.
 
-    Tensor ranks divide the heads and a node's devices: groups stay inside a node. Pipeline ranks divide what is left; stages
-    are as many as there are layers (embedding and head are one each) or fewer, on one stage a rank, in loops of up to
-    `MAX_CHUNKS` stages a rank, or in a V. Microbatches divide a replica's batch. Of a profiled model tensor ranks and
-    sequences a microbatch are those that its profiles know. On several pipeline ranks the vocabulary is whole or sharded
-    over them, and sequences that are a microbatch each run whole or in slices, where the model knows what that costs; but
-    stages that gather their parameters (ZeRO 2 of a pipeline) have whole vocabularies and sequences. Where the cluster knows
-    its link to host memory, stages of whole sequences offload nothing, half or all of what they keep. Raises BadInput where
-    there is none.
+    Tensor ranks divide the heads and the devices of a node, so their groups stay inside a node. Pipeline ranks divide the
+    rest. Stages are no more than layers (embedding and head count as one each), with one on each rank, in loops of up to
+    `MAX_CHUNKS` on each rank, or in a V. Sizes of microbatches divide a replica's batch. A profiled model has the tensor
+    ranks and microbatch sizes of its profiles. With several pipeline ranks the vocabulary is whole or sharded over them, and
+    microbatches of one sequence run whole or in slices, where the model has the costs; but ZeRO 2 with a pipeline, whose
+    stages gather parameters, excludes both. Where the cluster has a link to host memory, stages of whole sequences offload
+    none, half or all of what they keep. Raises BadInput where there is no layout.
     """
     if not (1 <= devices <= MOST and 1 <= batch <= MOST):
         raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed, and {MOST} at most")
@@ -126,8 +125,8 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster, only: Only
 
 
 def _with(table: Layout, field: str, numbers: Sequence[int], able: Bools) -> Layout:
-    """Each layout, and behind those that are able to, of several pipeline ranks, the same with the field's other numbers. On
-    one rank microbatches come one after the other, and none waits."""
+    """The table with each able layout on several pipeline ranks repeated for every value of the field. On one rank
+    microbatches run one after the other, so the field would change nothing there."""
     times = np.where((table.pp > 1) & able, len(numbers), 1)
     rows = np.repeat(np.arange(len(times)), times)
     turn = np.arange(len(rows)) - (np.cumsum(times) - times)[rows]
@@ -135,7 +134,7 @@ def _with(table: Layout, field: str, numbers: Sequence[int], able: Bools) -> Lay
 
 
 def _no_split(model: Model, devices: int, batch: int, cluster: Cluster) -> str:
-    """Why there is no layout: each number of replicas divides the batch, or there is none."""
+    """The reason why there is no layout, as an error says it."""
     replicas = sorted({dp for dp, _, _ in _splits(model, devices, cluster)})
     if not replicas or any(batch % dp == 0 for dp in replicas):
         return f"{devices} devices, batch {batch}: the model has {_known(model, cluster)}, which makes no layout"
@@ -174,7 +173,7 @@ def _places(model: Model, pp: int) -> Iterator[tuple[int, int]]:
 
 
 def _known(model: Model, cluster: Cluster) -> str:
-    """Tensor ranks inside a node and sequences a microbatch that a model knows."""
+    """Tensor ranks inside a node, and sequences of a microbatch, that a model has costs for, as text."""
     rows = {tp: model.sizes(tp) for tp in _divisors(cluster.node)}
     return (
         "; ".join(f"tp {tp} with {row[0]} to {row[-1]} sequences a microbatch" for tp, row in rows.items() if row) or "none"

@@ -1,4 +1,4 @@
-"""Profiles: the measured costs of a model; changes between two profiles; a run's trace as a profile."""
+"""Measured costs of a model: profiles, the changes between two of them, and a run as a profile."""
 
 from typing import TYPE_CHECKING
 

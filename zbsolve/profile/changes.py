@@ -1,4 +1,4 @@
-"""Compares two profiles of a model, and decides which changes are beyond the spread of the samples."""
+"""How a model's costs changed: two profiles compared, and whether changes exceed the spread of their samples."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .profile import Profile
 KINDS = ("F", "B", "W", "BW", "X", "U", "all_to_all", "message")
 HELD = ("held_until_B", "held_until_W", "held_from_B", "transient")
 BYTES = (*HELD, "parameter_bytes", "frozen_bytes", "buffer_bytes", "output_bytes")
-MIN_SAMPLES = 5  # with fewer samples on either side, it is not decided whether a change is beyond the spread
-CHANCE = 0.01  # probability that a change of one layer and kind is called beyond the spread by chance
+MIN_SAMPLES = 5  # on each side, to compare a change with the spread
+CHANCE = 0.01  # how often a difference may be reported by chance, for one layer and kind
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A cost of a layer (of all layers: layer "") in both profiles, µs or bytes. change: new / old − 1; None if old is 0.
-    beyond: the change is larger than the spread of the samples; None: there are too few samples to decide that."""
+    """One cost of one layer (or of all together, layer "") in both profiles: µs or bytes. `change`: new / old − 1, None from
+    0. `beyond`: does it exceed the spread of the samples? None where there are too few samples to tell."""
 
     layer: str
     what: str
@@ -36,8 +36,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Drift(Fields):
-    """All changes. layers: in the newer profile's order. total: sums over all layers, and the link (a message of the largest
-    output). bytes: those that differ. only_old, only_new: names of layers that only one profile has."""
+    """All changes: `layers` in the newer profile's order, `total` over all layers and of the link (for a message of the
+    largest output), `bytes` where they differ. `only_old`, `only_new`: layers of only one profile."""
 
     layers: tuple[Change, ...]
     total: tuple[Change, ...]
@@ -46,19 +46,19 @@ class Drift(Fields):
     only_new: tuple[str, ...]
 
     def within(self, share: float) -> bool:
-        """Whether both have the same layers, and no time and no bytes differ by more than `share`. Changes within the spread
-        of the samples do not count; without samples, the numbers are compared."""
-        links = (change for change in self.total if change.what == "link")  # the others are sums over layers
+        """Have both the same layers, and does no time and no size differ by more than this share? Times within the spread of
+        their samples count as equal; without samples the numbers count."""
+        links = (change for change in self.total if change.what == "link")  # the other totals are sums over layers
         moved = (change for change in (*self.layers, *links, *self.bytes) if change.beyond is not False)
         far = any(change.change is None or abs(change.change) > share for change in moved)
         return not (far or self.only_old or self.only_new)
 
 
 def drift(old: Profile, new: Profile) -> Drift:
-    """What changed from `old` to `new`. Layers are matched by name; of equal names the first with the first, and so on.
+    """What changed from `old` to `new`, for layers of the same name and turn.
 
-    A change is beyond the spread if the interquartile ranges of both samples do not overlap, and a rank-sum test (Mann and
-    Whitney 1947) gives such a difference by chance in less than 1 % of cases. Raises BadInput if no layer is in both.
+    A change exceeds the spread where the middle halves of both samples do not overlap, and a rank-sum test (Mann and Whitney
+    1947) gives such a difference a chance of less than 1 %. Raises BadInput where no layer is in both.
     """
     olds, news = _numbered(old), _numbered(new)
     both = {name: (olds[name], layer) for name, layer in news.items() if name in olds}
@@ -86,7 +86,7 @@ def drift(old: Profile, new: Profile) -> Drift:
 
 
 def _numbered(profile: Profile) -> dict[str, Layer]:
-    """Layers by name; a repeated name gets a number: `name (2)`."""
+    """Layers by name; the second layer of a name gets its number appended."""
     layers: dict[str, Layer] = {}
     for layer in profile.layers:
         name, turn = layer.name, 2
@@ -97,7 +97,7 @@ def _numbered(profile: Profile) -> dict[str, Layer]:
 
 
 def _samples_of_equals(profile: Profile) -> Callable[[Layer, str], list[float]]:
-    """(layer, kind) → samples of the layer and of its equals, µs: of equal layers only some are measured."""
+    """(layer, kind) → samples of the layer and of equal ones, µs, since only some of several equal layers are measured."""
     names: dict[Layer, dict[str, None]] = {}
     for layer in profile.layers:
         names.setdefault(replace(layer, name=""), {})[layer.name] = None
@@ -106,7 +106,7 @@ def _samples_of_equals(profile: Profile) -> Callable[[Layer, str], list[float]]:
 
 
 def _link_samples(old: Profile, new: Profile) -> tuple[list[float], list[float]]:
-    """Samples of the largest message that both sent."""
+    """Samples of the largest message that both profiles measured."""
     sizes = [key for key in old.samples if key.startswith("link/") and key[5:].isdecimal() and key in new.samples]
     key = max(sizes, key=lambda size: int(size[5:]), default="")
     return old.samples.get(key, []), new.samples.get(key, [])
@@ -124,7 +124,8 @@ def _beyond(before: Sequence[float], after: Sequence[float]) -> bool | None:
 
 
 def rank_sum(sample: Sequence[float], other: Sequence[float]) -> float:
-    """The p-value of the two-sided rank-sum test, by the normal approximation; ties have their mean rank."""
+    """The probability of samples that differ so much if both come from the same distribution: the two-sided rank-sum test,
+    ties at their mean rank, by the normal approximation."""
     values = np.concatenate([sample, other])
     n, m = len(sample), len(other)
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)

@@ -1,4 +1,4 @@
-"""The form of a profile in a file, saved or written by hand. In the latter only times are needed; values may have units."""
+"""A profile in a file: saved by a program, or typed by a user, where only times are needed and units may be given."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ STATES = (
     "bytes of parameters, gradients and optimizer state for each byte of trained parameters (4: Adam, all of one type; 8: "
     "Adam beside parameters of 16 bits)"
 )
-TIME = AMOUNT | str  # a number of µs, or text with a unit
-SIZE = COUNT | str  # a number of bytes, or text with a unit
+TIME = AMOUNT | str  # a number of µs, or text with its unit
+SIZE = COUNT | str  # the same of bytes
 Sample = Annotated[float, msgspec.Meta(gt=-(2.0**62), lt=2.0**62)]
 Factor = Annotated[float, msgspec.Meta(gt=0, lt=2.0**62)]
 
@@ -51,7 +51,7 @@ IN_FILES: dict[Any, Any] = {
 
 
 def _form(kind: type, **own: tuple[Any, ...]) -> Any:
-    """A Struct with the fields of a dataclass. own: field → (type, default) if it differs in files; (type,): required."""
+    """The fields of a dataclass in a file. own: name → (type, default) for fields that differ there; (type,): required."""
     hints, columns = get_type_hints(kind), []
     for field in fields(kind):
         hint = hints[field.name]
@@ -102,7 +102,7 @@ VocabularyForm = _form(
 
 
 class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A profile in a file. Unknown fields are refused, since they may be misspelt."""
+    """A profile in a file. Unknown fields are refused, since a misspelt one would count as left out."""
 
     source: str = "given"
     model: str = "unnamed"
@@ -125,7 +125,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:
-    """A layer from its form. index: its number, for the name of a layer without one. Raises BadInput naming `where` and the
+    """A layer from its form. index: the layer's number, for a name if it has none. Raises BadInput naming `where` and the
     field."""
 
     def gives(rows: Sequence[GivenForm], where: str) -> tuple[Given, ...]:
@@ -142,8 +142,8 @@ def layer_from(form: Any, where: str, index: int = 0) -> Layer:
 
 
 def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
-    """A layer from its known fields; unknown ones are absent or None. Without BW, BW is B + W. With only BW, B and W are 0.
-    Raises BadInput naming `where`."""
+    """A layer from its known fields; others are absent or None. With B and W but without BW, a fused backward takes B + W.
+    With BW alone, B and W are 0. Raises BadInput naming `where`."""
     known = {name: value for name, value in costs.items() if value is not None}
     missing = [name for name in ("B", "W") if name not in known]
     if len(missing) == 1 or (missing and "BW" not in known):
@@ -188,8 +188,8 @@ def link_from(form: Any, where: str, name: str = "link") -> Link:
 
 
 def host_from(form: Any, where: str) -> HostLink | None:
-    """The link to host memory, or None. A missing bandwidth is that of the other direction; one for both directions at once
-    is that of one direction alone. Raises BadInput naming `where` and the field."""
+    """The link to host memory, if there is one. Missing rates are those of the other direction, or of one direction alone.
+    Raises BadInput naming `where` and the field."""
     if form is None:
         return None
     costs = _fields(form, HostLink, f"{where}: host")
@@ -200,7 +200,7 @@ def host_from(form: Any, where: str) -> HostLink | None:
 
 
 def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | None:
-    """The costs of a sharded vocabulary, or None. Raises BadInput naming `where` and the field."""
+    """The costs of a sharded vocabulary, if they are given. Raises BadInput naming `where` and the field."""
     if form is None:
         return None
 
@@ -223,8 +223,8 @@ def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | Non
 
 
 def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """A form's fields as those of a dataclass; text is parsed as a time, bytes or a rate. inner: field that is itself a form
-    → its reader."""
+    """A form's fields as those of a dataclass, with text parsed as a time, bytes or a rate. inner: functions that read
+    fields which are forms themselves."""
     values, hints = {}, get_type_hints(kind)
     for name, value in msgspec.structs.asdict(form).items():
         if name in inner:
@@ -235,7 +235,7 @@ def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any
 
 
 def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], where: str) -> Tied:
-    """The parameters that layers share. Raises BadInput naming `where`, also if a layer shares more bytes than it has."""
+    """Parameters that layers share. Raises BadInput naming `where`, also if a layer shares more bytes than it has."""
     where, shared = f"{where}: field 'tied'", [0] * len(layers)
     for size, group in form:
         if len({*group}) < 2 or max(group) >= len(layers):
@@ -248,16 +248,15 @@ def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], wh
 
 
 def states_from(form: float | None, layers: Sequence[Layer], where: str) -> float:
-    """Bytes of parameters, gradients and optimizer state for each byte of parameters: no matter without parameters. Raises
-    BadInput where they are needed."""
+    """Bytes of parameters, gradients and optimizer state for each byte of parameters; 0 without parameters. Raises
+    BadInput where it is missing but needed."""
     if form is None and any(layer.parameter_bytes for layer in layers):
         raise BadInput(f"{where}: field 'states' is missing: {STATES}")
     return form or 0.0
 
 
 def read(value: Any, hint: Any, what: str) -> Any:
-    """A number or None unchanged; text parsed as a time, as bytes (hint int) or as a bandwidth (hint "rate"). Raises
-    BadInput naming `what`."""
+    """A number or None as it is; text parsed as a time, bytes (hint int) or a bandwidth ("rate"). Raises BadInput."""
     if not isinstance(value, str) or hint is str:
         return value
     return (parse_rate if hint == "rate" else parse_bytes if hint in (int, int | None) else parse_time)(value, what)

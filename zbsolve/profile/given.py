@@ -1,4 +1,4 @@
-"""Makes a profile with one layer a stage from given numbers, in place of a measurement."""
+"""A profile with one layer for each stage from numbers that a user gives instead of a measurement."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number that can be given for a stage. fields: of a `Layer`; a value "A/B" has a part for each of them, and one with
-    a single part is for the last. parse: text → µs or bytes."""
+    """A number that can be given for each stage. fields: of a `Layer`, one for each part of "A/B"; a single part is for the
+    last field. parse: text → µs or bytes."""
 
     fields: tuple[str, ...]
     parse: Callable[[str, str], float]
     help: str
 
 
-# Of one stage and one microbatch each; as words and as columns of a CSV file.
+# For one stage and one microbatch each; the names of words NAME=VALUE, and of columns of a CSV file.
 NUMBERS = {
     "F": Number(("F",), parse_time, "time of the forward"),
     "B": Number(("B",), parse_time, "time of the backward's input gradient"),
@@ -54,9 +54,9 @@ NUMBERS = {
     },
     "message-bytes": Number(("output_bytes",), parse_bytes, "bytes of the message to the next stage"),
 }
-NOTHING = re.compile(r"\s*0*\.?0*\s*")  # zero, which needs no unit
+NOTHING = re.compile(r"\s*0*\.?0*\s*")  # zero needs no unit
 MAX_STAGES = 100_000
-# Of a rank and of all of them.
+# For each rank, or for all ranks together.
 RANK = {
     "ranks": "of the pipeline",
     "chunks": "stages a rank (default: 1)",
@@ -87,8 +87,8 @@ Words = Mapping[str, str | Sequence[str]]
 
 
 def words_of(words: Sequence[str], given: Words) -> dict[str, str | Sequence[str]]:
-    """Numbers by name: `given` ones, and those in `words`: `NAME=VALUE`, a CSV file with a row for each stage, or a JSON
-    object. Raises BadInput, also if a number is given twice."""
+    """Numbers by name: those `given`, and those in `words`: `NAME=VALUE`, a CSV file with a row for each stage, or a JSON
+    object. Raises BadInput, also where a number is given twice."""
     numbers: dict[str, str | Sequence[str]] = dict(given)
     for word in words:
         name, equals, value = word.partition("=")
@@ -111,8 +111,8 @@ def _table(path: str) -> Words:
 
 
 def stage_columns(path: str) -> dict[str, list[str]]:
-    """Column → cells of a CSV file. Its header has names of `NUMBERS`, or `name`. A unit in the header, as in `F (ms)`, is
-    for all cells of the column. Raises BadInput."""
+    """Column → cells of a CSV file with a header of names in `NUMBERS`, or `name`. A unit in the header, as in `F (ms)`,
+    holds for all cells. Raises BadInput."""
     rows = [row for row in csv.reader(StringIO(read_text(path))) if any(cell.strip() for cell in row)]
     if len(rows) < 2:
         raise BadInput(f"{path}: a header and a row a stage are needed")
@@ -133,8 +133,8 @@ def stage_columns(path: str) -> dict[str, list[str]]:
 
 
 def values(name: str, cells: str | Sequence[str], stages: int) -> list[dict[str, Any]]:
-    """For each stage: field of a `Layer` → µs or bytes. cells: one value, values separated by commas, a list of values, or
-    `@stages.csv`. Messages may leave out the last stage, which sends none. Raises BadInput."""
+    """The numbers of each stage: field of a `Layer` → µs or bytes. cells: one value, several separated by commas or in a
+    list, or `@stages.csv`; messages may leave out the last stage, which sends none. Raises BadInput."""
     number = NUMBERS[name]
     if isinstance(cells, str) and cells.startswith("@"):
         columns = stage_columns(cells[1:])
@@ -161,9 +161,9 @@ def _fields(name: str, number: Number, parts: Sequence[str]) -> dict[str, float]
 
 
 def given_profile(words: Words) -> Profile:
-    """A profile with one layer a stage, from numbers by name; its source is "given".
+    """A profile with one layer for each stage, from numbers by name; its source is "given".
 
-    words: numbers of RANK, and of stages as for `values`; `name`: the names of the layers. Raises BadInput.
+    words: those in RANK; those for each stage as in `values`; and `name`: the names of the layers. Raises BadInput.
     """
     if unknown := words.keys() - {*NUMBERS, *RANK, "name"}:
         raise BadInput(f"{min(unknown)[:40]}: unknown (one of {', '.join((*RANK, *NUMBERS))})")
@@ -198,7 +198,7 @@ def given_profile(words: Words) -> Profile:
 
 
 def _layers(words: Words, stages: int) -> tuple[Layer, ...]:
-    """A layer a stage. Raises BadInput."""
+    """A layer for each stage. Raises BadInput."""
     if not 1 <= stages <= MAX_STAGES:
         raise BadInput(f"stages: {stages}, not 1 to {MAX_STAGES}")
     costs: list[dict[str, Any]] = [{"name": f"stage{i}"} for i in range(stages)]
@@ -214,7 +214,7 @@ def _layers(words: Words, stages: int) -> tuple[Layer, ...]:
 
 
 def _check_enough(words: Mapping[str, Any], states: float | None) -> None:
-    """Raise BadInput if a number without a default is missing."""
+    """Raise BadInput where a number is missing that has no default."""
     if "F" not in words:
         raise BadInput("F is needed: the time of the forward")
     if ("B" in words) != ("W" in words) or not {"B", "BW"} & words.keys():
@@ -246,7 +246,7 @@ def _yes(text: str) -> bool:
 
 
 def _factors(text: str, ranks: int) -> tuple[float, ...]:
-    """How much longer each rank takes. Raises BadInput."""
+    """By which factor each rank is slower. Raises BadInput."""
     factors = tuple(_number("rank-factors", part) for part in text.split(","))
     if len(factors) != ranks or not all(0 < factor < float("inf") for factor in factors):
         raise BadInput(f"rank-factors {text[:40]}: {ranks} numbers above 0 are needed, such as 1,1.3")
@@ -254,9 +254,9 @@ def _factors(text: str, ranks: int) -> tuple[float, ...]:
 
 
 def _link(rank: Mapping[str, str], of: str, timed: bool) -> Link:
-    """The link with the given latency and bandwidth. of: prefix of the words. timed: refuse these; messages have times."""
+    """The link with this latency and bandwidth; NO_LINK's where messages are given as times. of: the words' prefix."""
     latency, bandwidth = f"{of}latency", f"{of}bandwidth"
-    whole = {bandwidth} if "shared" in rank else {latency, bandwidth}  # messages occupy a shared link without latency
+    whole = {bandwidth} if "shared" in rank else {latency, bandwidth}  # a shared link is not busy during the latency
     if timed and whole & rank.keys():
         raise BadInput("comm says how long messages take: leave out latency and bandwidth")
     return Link(
@@ -266,7 +266,7 @@ def _link(rank: Mapping[str, str], of: str, timed: bool) -> Link:
 
 
 def _sites(rank: Mapping[str, str], timed: bool) -> Link | None:
-    """The link between sites, or None if not given. timed: messages are given as times. Raises BadInput."""
+    """The link between sites, if one is given. timed: messages are given as times. Raises BadInput."""
     names = {"sites", "site-latency", "site-bandwidth"} & rank.keys()
     if names and (timed or len(names) < 3):
         raise BadInput("sites: message-bytes, site-latency and site-bandwidth say how long messages take, not comm")
@@ -274,7 +274,7 @@ def _sites(rank: Mapping[str, str], timed: bool) -> Link | None:
 
 
 def _host(rank: Mapping[str, str]) -> HostLink | None:
-    """The link to host memory, or None if not given. Raises BadInput."""
+    """The link to host memory, if one is given. Raises BadInput."""
     words = {name: text for name, text in rank.items() if name.startswith("host-")}
     if not words:
         return None
@@ -291,7 +291,7 @@ def _host(rank: Mapping[str, str]) -> HostLink | None:
 
 
 def _ways(option: str, text: str) -> tuple[float, float]:
-    """Bytes a µs to the host and back. Raises BadInput."""
+    """Bytes per µs to the host and back. Raises BadInput."""
     parts = text.split(",")
     if len(parts) > 2:
         raise BadInput(f"{option} '{text[:40]}': one bandwidth, or two: to the host, and back")

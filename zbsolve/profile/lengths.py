@@ -1,8 +1,9 @@
-"""Factors of microbatches whose sequences differ in length, from a run; and which passes stalled.
+"""How long the microbatches of a run are: a factor for each, where their sequences differ in length; and which passes
+stalled.
 
-A longer microbatch takes longer on every stage. The model of its passes' times is the median time of the stage's passes,
-times one factor for the microbatch. A pipeline waits for the longest microbatch, so medians alone would predict too short a
-step. A stall is a pass that took several times the median of its lane.
+A longer microbatch takes longer on every stage. So its passes take the median time of their stage times the
+microbatch's factor. A pipeline waits for the longest one, so medians alone would predict too short a step. A stall is a
+pass that took several times as long as others of its lane.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from ..trace import Trace
 from ..util.files import Fields
 from ..util.statistics import weighted_median
 
-LEFT = 0.5  # factors explain the times if at most this share of the spread around medians remains
-CLOSER = 0.01  # of the median step: by so much the replay with factors must be closer to the measurement
+LEFT = 0.5  # of the spread around medians: factors explain it if they leave at most this
+CLOSER = 0.01  # of the median step: by so much factors must improve the prediction of its time
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """usual: median µs of each pass's lane (all microbatches and steps), shape (passes,). each: the factor of a microbatch
-    in a step, the median over its passes, shape (steps, microbatches). base: µs of a pass of a microbatch with factor 1,
-    shape (passes,); base times factor has the least absolute deviation from the lane's times. spread: the median relative
-    deviation of passes from usual. left: the same from base times factor."""
+    """usual: µs that each pass computes, the median of its lane (all microbatches and steps), shape (passes,). each: the
+    factor of a microbatch in a step, the median over its passes, shape (steps, microbatches). base: µs of a pass of a
+    microbatch with factor 1, such that base times factor has the least absolute deviations from its lane's times; shape
+    (passes,).
+    spread: how far passes are from their usual time, the median as a share; left: the same with factors."""
 
     usual: Floats
     each: Floats
@@ -37,12 +39,12 @@ class Lengths:
 
     @property
     def explain(self) -> bool:
-        """Whether factors reduce the spread by half or more. If passes vary independently, they reduce it by less."""
+        """Do factors remove at least half of the spread? If passes vary independently, they remove less."""
         return self.spread > 0 and self.left <= LEFT * self.spread
 
 
 def lengths_of(trace: Trace) -> Lengths:
-    """The factors of all steps of a run."""
+    """The factors of microbatches in all steps of a run."""
     problem = trace.problem
     times = trace.computed()
     usual = np.zeros(len(problem.passes))
@@ -64,8 +66,8 @@ def lengths_of(trace: Trace) -> Lengths:
 
 
 def factors_of(trace: Trace, lengths: Lengths) -> tuple[float, ...]:
-    """The factors of the median step, if they explain the times of passes, and if its replay with them is closer to the
-    measured step by at least 1 % of it than with medians only; otherwise ()."""
+    """The factors of the median step, if they explain the times of passes, and predict the measured step better than medians
+    alone, by 1 % of it; else ()."""
     factors, measured = lengths.each[trace.median_step], trace.steps[trace.median_step].value
     if not lengths.explain or not measured:
         return ()
@@ -76,20 +78,20 @@ def factors_of(trace: Trace, lengths: Lengths) -> tuple[float, ...]:
 
 
 def with_times(problem: Problem, times: Floats) -> Problem:
-    """The same step with other times of compute passes. times: µs, shape (passes,); they are rounded."""
+    """The same step with these µs of computing, shape (passes,), rounded."""
     p = problem.passes
     own = np.rint(times).astype(np.int64) + problem.sending
     return replace(problem, passes=replace(p, duration=np.where(problem.computing, own, p.duration)))
 
 
-STALLED, LEAST_SHARE = 3.0, 0.005  # a stall takes 3 times its lane's median, and more by this share of the median step
+STALLED, LEAST_SHARE = 3.0, 0.005  # times the median of its lane; and longer by at least this share of the median step
 MOST = 20  # stalls that are reported
 
 
 @dataclass(frozen=True, slots=True)
 class Stall(Fields):
-    """A pass that stalled. step: the number of the trace's step. took: µs. usual: its lane's median, µs. measured: the
-    step's time. without: the step's time by simulation with `usual` in place of `took`."""
+    """A pass that stalled. step: number of the trace's step; took, usual: its time and its lane's median, µs; measured: the
+    step's time; without: the step's time by the longest path if the pass had taken its usual time."""
 
     step: int
     name: str
@@ -101,8 +103,8 @@ class Stall(Fields):
 
 
 def stalls_of(trace: Trace) -> tuple[Stall, ...]:
-    """The longest stalls of a run, at most 20, longest first. A lane is all passes of one kind, stage and rank, in all
-    steps. If microbatches differ in length, passes are compared with the median times the microbatch's factor."""
+    """The longest stalls of a run, at most 20, longest first. A lane has all passes of one kind, stage and rank, of all
+    steps; where microbatches differ in length, a longer one may take longer."""
     problem, lengths = trace.problem, lengths_of(trace)
     times = trace.computed()
     usual = np.tile(lengths.usual, (len(times), 1))

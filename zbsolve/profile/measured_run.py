@@ -1,4 +1,4 @@
-"""Makes a profile from a run's trace, so that its schedule can be solved again with the times on the cluster."""
+"""From a running job's trace to a profile, so that its schedule can be solved again with the cluster's real times."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from .doubtful import model_said_by
 from .lengths import factors_of, lengths_of
 from .profile import Profile
 
-ALIKE = 0.05  # ranks whose ratio differs from the median rank's by less count as equal
+ALIKE = 0.05  # ranks that differ by less than this from the middle one count as equal
 Samples = dict[tuple[int, str], list[float]]  # µs, by layer and kind
-LINKS, FROM_STEPS = "links", "medians of the run's own steps"  # a fact of runs whose problem has the messages that they took
-WITH = {"BW": ("B", "W"), "B": ("BW",), "W": ("BW",), "X": ("F",)}  # times of kinds that did not run are scaled as these
+LINKS, FROM_STEPS = "links", "medians of the run's own steps"  # a fact of runs whose problem has the measured messages
+WITH = {"BW": ("B", "W"), "B": ("BW",), "W": ("BW",), "X": ("F",)}  # times of kinds that did not run change with these
 
 
 def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
-    """The profile of a run. Its problem, built again from this profile, has the medians that the run measured (rounded).
+    """The profile of a run's layers, ranks and messages: its own problem, built from the result, has the medians that the
+    run measured, up to rounding.
 
-    trace: the run. base: the profile of its model; None: bytes are unknown (0), and messages are as in the problem.
-
-    A stage's time is divided among its layers as in `base`; without one, evenly. A rank whose passes take 5 % more or less
-    than the median rank's, relative to `base`, is taken to be a slower or faster device (`rank_factors`); other differences
-    are attributed to layers. Kinds that did not run are scaled as related ones (BW as B and W, X as F), and messages as
-    those for which an idle rank was waiting. If microbatches differ, those of the median step get factors (`factors_of`);
-    times and samples are for a factor of 1. Known slowdowns of passes by each other are removed from times, and kept as
-    `slowdowns`. With a sharded vocabulary, S and T and the rests of the first and last layers are measured (see
-    `with_shards`). Raises BadInput, also for sequences in slices, whose times are not those of whole sequences.
+    The time of a stage's pass is divided among its layers as in `base`. (Without base: evenly; messages and all-to-alls are
+    those of the run's problem, and bytes are unknown, 0.) If the ratio of a rank's measured passes to `base` differs by 5 %
+    from the middle rank's, it counts as a slower or faster device (`rank_factors`); all other changes go to the layers.
+    Times of kinds that did not run change in proportion to related ones (BW with B and W, X with F). Message times are
+    scaled by those for which an idle rank waited. If the problem's microbatches differ, those of the median step get factors
+    (`factors_of`), and times and samples are those of a microbatch with factor 1. Slow-downs of passes by each other (in the
+    base or the problem) are removed from the times, and kept in `slowdowns`. With a sharded vocabulary, S and T of its ranks
+    and the rests of the first and last layer are measured (see `with_shards`). Raises BadInput, also for sequences that ran
+    in slices: their times say nothing about whole sequences.
     """
     if trace.problem.slices > 1:
         raise BadInput(
@@ -59,7 +60,7 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
 
 
 def _of_layers(trace: Trace, base: Profile | None) -> Profile:
-    """`from_trace` of the stages' layers."""
+    """`from_trace` for the layers on stages."""
     problem = trace.problem
     groups = _groups(problem)
     layers = _layers(problem, base, groups)
@@ -115,14 +116,14 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
 
 
 def _blocking(trace: Trace, base: Profile | None) -> bool:
-    """Whether messages block their sender: as the run showed it; or, for a schedule made for `base`, as in that profile."""
+    """Do messages occupy their sender? As the run showed, or as the base says for the schedule that it was made for."""
     if base is not None and trace.facts.get(LINKS) != FROM_STEPS:
         return base.link.blocking
     return bool(trace.problem.sending.any())
 
 
 def _source(trace: Trace, base: Profile | None) -> str:
-    """The profile's source: "measured" only if the times of the run and of the base were measured."""
+    """The profile's source: "measured" only if the run's times are, and the base's."""
     if "emulated" in trace.facts:
         return "estimated: an emulated run"
     before = trace.problem.source if base is None else base.source
@@ -144,7 +145,7 @@ class _Group:
 
 
 def _groups(problem: Problem) -> list[_Group]:
-    """All that compute on layers."""
+    """All groups of passes that compute layers."""
     known = {field.name for field in fields(Layer)}
     groups = []
     for rows in problem.lanes:
@@ -156,7 +157,7 @@ def _groups(problem: Problem) -> list[_Group]:
 
 
 def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tuple[Layer, ...]:
-    """The layers of `base`; without one, layers with equal parts of their stage's predicted times."""
+    """The base's layers; without a base, layers that share their stage's predicted times evenly."""
     stages = problem.model_stages
     if base is None and (problem.edges.beside.any() or rows_begun(problem)):
         raise BadInput("trace: its step has side inputs: a base profile is needed, which says what they are")
@@ -172,14 +173,14 @@ def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tup
 
     def layer(s: int, i: int, n: int) -> Layer:
         F, B, W, BW = (times.get((s, kind), 0.0) / n for kind in ("F", "B", "W", "BW"))
-        # What did not run is taken to cost as much as what did: a fused backward as B and W.
+        # A kind that did not run is assumed to take as long as the one that did: a fused backward as B and W.
         return Layer(f"stage{s}.layer{i}", F, B, W, BW or B + W, **nothing, all_to_all=sent[s] / n, message=messages[s])
 
     return tuple(layer(s, i, n) for s, n in enumerate(problem.layers) for i in range(n))
 
 
 def _all_to_alls(problem: Problem, stages: int) -> list[float]:
-    """µs of an all-to-all of each stage: the mean over F's and the backward's, since a layer has one number for both."""
+    """µs of an all-to-all for each stage: the mean of those after F and after the backward, as a layer has one for both."""
     p = problem.passes
     total = np.zeros(stages)
     for kind in ("AF", "AB"):
@@ -189,8 +190,7 @@ def _all_to_alls(problem: Problem, stages: int) -> list[float]:
 
 
 def _messages(problem: Problem, stages: int) -> list[float]:
-    """µs of the message after each stage, the mean of both directions; the largest of these for stages without a message
-    between ranks."""
+    """µs of the message after each stage, the mean of both directions; if none is between ranks, the longest one's."""
     p, e = problem.passes, problem.edges
     apart = (p.rank[e.before] != p.rank[e.after]) & e.carrying("activation", "gradient")
     behind = np.minimum(p.stage[e.before], p.stage[e.after])[apart]
@@ -200,8 +200,8 @@ def _messages(problem: Problem, stages: int) -> list[float]:
 
 
 def _rank_ratios(problem: Problem, groups: list[_Group], layers: tuple[Layer, ...], usual: Floats) -> list[float]:
-    """The ratio of measured time to the layers' time, over all passes of each rank. usual: usual µs of each pass by kind,
-    stage and rank, shape (passes,)."""
+    """For each rank, the measured time of all its passes divided by that of the layers. usual: the usual µs of each pass by
+    its kind and stage, shape (passes,)."""
     measured, stated = np.zeros(problem.ranks), np.zeros(problem.ranks)
     for group in groups:
         measured[group.rank] += float(usual[group.rows].sum())
@@ -214,7 +214,7 @@ def _rank_ratios(problem: Problem, groups: list[_Group], layers: tuple[Layer, ..
 
 
 def _layers_run(problem: Problem, stage: int, kind: str) -> range:
-    """The layers that passes of this kind run: all of the stage; for X, those that recompute."""
+    """The layers that a stage's passes of a kind run: for X those that are recomputed."""
     here = layer_ranges(problem.layers)[stage]
     return here[: problem.recomputed[stage]] if kind == "X" and problem.recomputed else here
 
@@ -225,7 +225,7 @@ def _shares(times: list[float]) -> list[float]:
 
 
 def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
-    """The layer with its measured times, and with those of kinds that did not run in proportion."""
+    """The layer with its measured times; times of kinds that did not run are changed in proportion."""
     new: dict[str, Any] = {kind: weighted_median(row, weights[of, kind]) for (of, kind), row in samples.items() if of == i}
     for kind, partners in WITH.items():
         if (i, kind) not in samples and all((i, partner) in samples for partner in partners):
@@ -237,13 +237,13 @@ def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
         **{f"fixed_{kind}": kind for kind in ("F", "B", "W", "BW")},
     }
     for name, kind in parts.items():
-        if known := getattr(layer, name):  # its part of a pass stays
+        if known := getattr(layer, name):  # keep its share of the pass
             new[name] = known * new.get(kind, getattr(layer, kind)) / getattr(layer, kind)
     return replace(layer, **new)
 
 
 def _link_scale(trace: Trace) -> tuple[float, int]:
-    """(ratio of measured to predicted message times, number of measured messages); the ratio is 1 if there are none."""
+    """By which factor messages took longer than predicted (1 if none was measured), and the number of measured messages."""
     heard = heard_messages(trace)
     measured, lag = sum(float(array.sum()) for array in heard.values()), trace.problem.edges.lag
     predicted, count = sum(float(lag[row]) * len(array) for row, array in heard.items()), sum(map(len, heard.values()))
@@ -251,14 +251,14 @@ def _link_scale(trace: Trace) -> tuple[float, int]:
 
 
 def heard_messages(trace: Trace) -> dict[int, Floats]:
-    """Edge → µs of its message in each step in which the receiver was idle when it was sent. (Others may have arrived before
-    the receiver looked.) Empty if predicted times are the run's own, or messages share links."""
+    """Edge → µs of its message in the steps in which its receiver was idle since before it was sent (other messages may have
+    waited there). Empty where the predicted times are the run's own, or messages share links."""
     problem = trace.problem
     if trace.facts.get(LINKS) == FROM_STEPS or problem.has(SHARED):
         return {}
     edges, rank = problem.edges, problem.passes.rank
     rows = np.flatnonzero((rank[edges.before] != rank[edges.after]) & (edges.lag > 0))
-    rows = rows[np.bincount(edges.after[rows])[edges.after[rows]] == 1]  # of several it is not known when each was there
+    rows = rows[np.bincount(edges.after[rows])[edges.after[rows]] == 1]  # of several, the arrival of each is not known
     sender, receiver, delays = edges.before[rows], edges.after[rows], dict[int, list[float]]()
     for number, step in enumerate(trace.steps):
         ready = trace.ready[number]
@@ -270,15 +270,15 @@ def heard_messages(trace: Trace) -> dict[int, Floats]:
 
 
 def without_shards(base: Profile | None) -> Profile:
-    """`base` without the layers that are sharded over all ranks, to compare with such a run. Raises BadInput."""
+    """`base` without what is on all ranks, to compare a run with a sharded vocabulary with. Raises BadInput."""
     if base is None:
         raise BadInput("trace: its vocabulary is sharded: a base profile is needed, which says what is left of the layers")
     return without_vocabulary(base)
 
 
 def with_shards(profile: Profile, trace: Trace, base: Profile) -> Profile:
-    """`profile`, which a run with a sharded vocabulary gave, with the vocabulary of `base` and the run's S and T in the row
-    of its number of ranks. Whole first and last layers, collectives and other rows did not run and stay as in `base`."""
+    """Put `profile`, a run's result for the rests of the layers, into `base`: the run's S and T go into the row for its
+    number of ranks. What did not run (whole end layers, collectives, other numbers of ranks) is not changed."""
     costs, barriers, ranks = base.vocabulary, barriers_of(trace.problem), trace.problem.ranks
     assert costs is not None
     row, (S, T) = costs.shard(ranks), (_shard_us(profile, trace, kind) for kind in ("S", "T"))
@@ -299,7 +299,7 @@ def with_shards(profile: Profile, trace: Trace, base: Profile) -> Profile:
 
 
 def _shard_us(profile: Profile, trace: Trace, kind: str) -> float:
-    """The median of a shard's pass, µs, on a rank and of a microbatch whose factor is 1."""
+    """The median of a shard's pass, µs, for a rank and a microbatch with factor 1."""
     p, rows = trace.problem.passes, trace.problem.rows(kind)
     each = lengths_of(trace).each if profile.microbatch_factors else np.ones((len(trace.steps), trace.problem.microbatches))
     weights = each[:, p.microbatch[rows]]

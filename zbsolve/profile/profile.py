@@ -1,5 +1,4 @@
-"""`Profile`: the costs of a model on a machine, measured, estimated or given; and the measured collectives in it, a row
-each."""
+"""`Profile`: a model's costs on a machine, measured, estimated or given, and problems from it; measured collectives."""
 
 from __future__ import annotations
 
@@ -41,8 +40,8 @@ Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
-    """A collective between `ranks` ranks on `nodes` nodes takes latency + bytes / bytes_per_us µs. bytes: of the whole
-    tensor, which every rank has before or after it."""
+    """A collective between `ranks` ranks on `nodes` nodes takes latency + bytes / bytes_per_us µs for a tensor of so many
+    bytes, which every rank has in full before or after it."""
 
     kind: str
     ranks: Count
@@ -56,15 +55,15 @@ class _Rows(msgspec.Struct):
 
 
 def collective_rows(profile: Profile, where: str) -> list[CollectiveRow]:
-    """The measured collectives. Raises BadInput naming `where` if there are none."""
+    """The measured collectives. Raises BadInput naming `where` where there are none."""
     if not profile.facts.get(FACT):
         raise BadInput(f"{where}: facts: '{FACT}' is missing: profile under torchrun writes it")
     return checked({FACT: profile.facts[FACT]}, _Rows, f"{where}: facts").collectives
 
 
 ROLES = 3  # of stages: the first, those in the middle, the last
-PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # of a problem, by position behind ranks
-# Fields of layers that files leave out where there is nothing, as before there were such fields.
+PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # positional, after ranks
+# Fields of layers that are left out of files where they are empty, so that older versions read these files.
 OF_SLICES = ("attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra")
 OF_SIZES = ("fixed_F", "fixed_B", "fixed_W", "fixed_BW")
 NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes", *OF_SIZES, "gives", "takes", "begins")
@@ -74,7 +73,7 @@ NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes", *OF_SIZES, "give
 class Profile:
     """A model's layers and the links between ranks.
 
-    source: "measured", "given" (typed in), or "estimated: " and the method.
+    source: where the costs come from: "measured", "given" (typed in), or "estimated: " with the method.
     model: its name.
     layers: their costs, in order.
     link: between two ranks.
@@ -82,22 +81,22 @@ class Profile:
         precision); frozen ones count once.
     capacity: bytes of a device; None: not known.
     facts: JSON values about the machine and the run.
-    samples: every raw measurement, µs, keyed "<layer>/<kind>" or "link/<bytes>".
-    rank_factors: for each rank, its times relative to those of the layers; (): all are 1.
-    tied: (bytes, numbers of layers) of each parameter that several layers share; a rank with several of them has it once.
-    shard_link: between the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and `link`
-        is used.
-    host: between a device and its node's host memory; None: not known, and nothing is offloaded.
-    microbatch_factors: for each microbatch, its times, bytes and messages relative to those of the layers; steps then have
-        this number of microbatches. (): all are 1. The factors of a run are for times only: its messages were measured
-        separately (fact `messages_alike`).
-    vocabulary: costs of output layer, loss and embedding that are sharded over all ranks; None: not known.
-    site_link: between sites, which its `shared` describes; None: all ranks are at one site, or equally far apart.
-    gradients: bytes of a sharded parameter's gradient before it is reduced, for each byte of the parameter: 2 if 16-bit
-        gradients are summed in 32 bits.
-    slowdowns: kinds of passes that slow each other when they run at the same time on a rank; layers' times are without
-        slowdowns.
-    roles: times of the first stage, of each middle stage and of the last one, beside their layers; (): none.
+    samples: every raw measurement, µs, by "<layer>/<kind>" or "link/<bytes>".
+    rank_factors: by which factor each rank is slower than the layers say; (): all are equal.
+    tied: (bytes, layer numbers) of each parameter that several layers hold: a rank with several of them holds it once.
+    shard_link: between the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the
+        pipeline's is used.
+    host: between a device and its node's host memory; None: not known, so nothing can be offloaded.
+    microbatch_factors: by which factor each microbatch is larger than the layers say, in times, bytes and messages; steps
+        must have that many microbatches; (): all are equal. A run's factors are only of its times: its messages were
+        measured themselves, and are not scaled (fact `messages_alike`).
+    vocabulary: costs of output layer, loss and embedding sharded over all ranks; None: not known.
+    site_link: between sites, which its `shared` describes; None: all ranks are at one site.
+    gradients: bytes of a gradient for each byte of its parameter, while sharded parameters' gradients are not reduced yet: 2
+        where 16 bits are summed in 32.
+    slowdowns: kinds of passes that slow each other when they run at the same time on a rank; layers have the times of passes
+        alone.
+    roles: what the first stage, each one in the middle and the last take in addition to their layers; (): nothing.
     """
 
     source: str
@@ -131,19 +130,19 @@ class Profile:
 
     @property
     def fused_only(self) -> bool:
-        """Whether only BW is known, and not B and W: then every step is fused."""
+        """Is only the fused backward BW known? Then every step is fused."""
         return not split_known(self.layers)
 
     @property
     def title(self) -> str:
-        """The model's name, with a note if the profile was not measured."""
+        """The model's name, and its source if it was not measured."""
         return self.model if self.source == "measured" else f"{self.model} ({self.source}, not measured)"
 
     def problem(self, step: Step | int | None = None, *placed: Any, **fields: Any) -> Problem:
         """The training step of this model.
 
-        step: a `Step`; or the number of ranks, followed by other fields of `Step`: those in PLACED by position, or any by
-        name (`layers` is the partition, layers of each stage). Raises BadInput, Infeasible.
+        step: a `Step`; or the number of ranks, followed by microbatches and placement, and further fields of a step by name
+        (`layers` is its partition: layers of each stage). Raises BadInput, Infeasible.
         """
         if isinstance(step, Step):
             return step.problem(self)
@@ -156,7 +155,7 @@ class Profile:
         return Step(**words).problem(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a profile file; after an error no partial file is left. `-` is standard output."""
+        """Write a profile file, whole or not at all; `-` is standard output."""
         write_document(path, "profile", self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -189,7 +188,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "profile") -> Profile:
-        """The profile that `save` wrote, or that a person typed. Raises BadInput naming `where` and the field."""
+        """The profile that `save` wrote, or that a user typed. Raises BadInput naming `where` and the field."""
         form = checked(body, ProfileForm, where)
         layers = tuple(layer_from(row, f"{where}: layers[{i}]", i) for i, row in enumerate(form.layers))
         check_some_time(layers, where)
@@ -219,7 +218,7 @@ class Profile:
 
 
 def _checked_source(source: str, where: str) -> str:
-    """Raise BadInput for a source that says nothing of where times come from."""
+    """Raise BadInput for a source that does not say where times come from."""
     if source in ("measured", "given") or source.startswith(("estimated: ", "given, ")):
         return source
     raise BadInput(f"{where}: field 'source' is '{source}', neither 'measured', 'given' nor 'estimated: …'")

@@ -1,6 +1,6 @@
-"""Which parts of a run are slow (a rank, a link, microbatches), and what that costs: the difference to a simulated step in
-which the part is as fast as the median of the others. A rank is compared with the schedule's times; if these are from the
-run itself, with the other ranks. (As in "Understanding Stragglers in Large Model Training Using What-if Analysis".)"""
+"""What is slow in a run (a rank, a link, microbatches), and what it costs: by how much the step would be shorter, by the
+longest path, if it took the median of the others. A rank is compared with the times that its schedule was made for; if these
+are the run's own, with other ranks. ("Understanding Stragglers in Large Model Training Using What-if Analysis")"""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..util.text import format_time
 from .lengths import Lengths, lengths_of, with_times
 from .measured_run import FROM_STEPS, LINKS, heard_messages
 
-SLOWER, LEAST_SHARE = 1.05, 0.005  # times the median of the others, and of the step, from where something is named
-ALONE = 1.25  # the same for a rank of one pipeline of several beside that rank of all
-REPLICA = ", replica "  # in the name of a step: which pipeline ran it
+SLOWER, LEAST_SHARE = 1.05, 0.005  # to be reported: times the median of the others, and share of the step that it costs
+ALONE = 1.25  # the same for a rank of one of several pipelines, compared with that rank of all
+REPLICA = ", replica "  # precedes the number of a pipeline in the name of a step
 
 
 @dataclass(frozen=True, slots=True)
 class Slow(Fields):
-    """A slow part of a run. what: such as "rank 3", "link 0 → 1", "microbatch 5" or "microbatches". replica: the pipeline's
-    number ("": all). times: its time relative to the median of the others. step: mean µs of a step. cost: µs of it that the
-    slow part causes."""
+    """Something slow. what: such as "rank 3", "link 0 → 1", "microbatch 5" or "microbatches"; replica: the number of its
+    pipeline ("": all of them). times: its time relative to the median of the others. step: µs of a step, the mean; cost: by
+    how much it would be shorter."""
 
     what: str
     replica: str
@@ -43,11 +43,11 @@ class Slow(Fields):
 
 
 def slow_parts(trace: Trace) -> tuple[Slow, ...]:
-    """What is slow in the run of a `trace` (rank, link, microbatch), the costliest first, and what it costs.
+    """What is slow in the run of a `trace` (rank, link, microbatch), the costliest first, with its cost.
 
-    Parts are listed that take 5 % more than the median of the others, and cost at least 0.5 % of the step. A microbatch is
-    listed if it is long in most steps, and all microbatches together if their lengths differ. With several pipelines, a rank
-    that is 25 % slower in one of them than in all is listed for that pipeline.
+    Reported is what takes 5 % more than the median of the others, and costs at least 0.5 % of the step. A microbatch counts
+    if it is long in most steps; all microbatches count together if their lengths differ. A rank that is slow in only one of
+    several pipelines is reported for that one, from 25 % more than the same rank of all.
     """
     lengths, now = lengths_of(trace), replace(trace, problem=_with_links(trace))
     parts = [*_slow_links(trace, now), *_slow_microbatches(now, lengths)]
@@ -63,8 +63,8 @@ def slow_parts(trace: Trace) -> tuple[Slow, ...]:
 
 
 def problem_now(trace: Trace) -> Problem:
-    """The run's problem with measured times: medians of passes, times the factors of microbatches that are long in most
-    steps; and measured messages."""
+    """The problem that ran, with its present times: medians of passes, factors of microbatches that are long in most steps,
+    and measured times of messages."""
     lengths, problem = lengths_of(trace), _with_links(trace)
     factor = _lasting(lengths)
     factor = np.where(factor >= SLOWER, factor, 1.0)[problem.passes.microbatch * problem.in_microbatch]
@@ -72,7 +72,7 @@ def problem_now(trace: Trace) -> Problem:
 
 
 def _of_itself(trace: Trace) -> bool:
-    """Whether the problem's times are from the run itself, so that there is no prediction to compare with."""
+    """Are the problem's times the run's own? Then there are no planned times to compare with."""
     return trace.facts.get(LINKS) == FROM_STEPS
 
 
@@ -83,13 +83,13 @@ def _pipelines(trace: Trace) -> list[str]:
 
 
 def _lasting(lengths: Lengths) -> Floats:
-    """The median factor of each microbatch over steps, relative to the median of all microbatches, shape (microbatches,)."""
+    """The factor of each microbatch in most steps, relative to the median of them, shape (microbatches,)."""
     usual = np.median(lengths.each, axis=0)
     return np.asarray(usual / np.median(usual))
 
 
 def _expected(trace: Trace, lengths: Lengths) -> Floats:
-    """Expected µs of each pass, shape (passes,): the schedule's times or, without a prediction, those on other ranks."""
+    """The expected µs of each pass, shape (passes,): by the schedule's times, else as on other ranks."""
     problem, own = trace.problem, lengths.usual
     p = problem.passes
     if not _of_itself(trace):
@@ -106,8 +106,8 @@ def _expected(trace: Trace, lengths: Lengths) -> Floats:
 
 
 def _beside(trace: Trace, ratio: Floats) -> Floats:
-    """The ratio of measured to expected time of each rank's passes, the median over the steps, relative to the median of the
-    other ranks, shape (ranks,)."""
+    """For each rank, the ratio of its passes' times to the expected ones, the median over `ratio`'s steps, relative to the
+    median of the other ranks, shape (ranks,)."""
     problem = trace.problem
     rows = problem.computing & problem.in_microbatch
     ratios = [ratio[:, rows & (problem.passes.rank == rank)] for rank in range(problem.ranks)]
@@ -116,13 +116,13 @@ def _beside(trace: Trace, ratio: Floats) -> Floats:
 
 
 def _others(values: Sequence[float], i: int) -> float:
-    """The median of all others, above 0."""
+    """The median of all other values, limited to positive numbers."""
     others = [value for j, value in enumerate(values) if j != i]
     return max(float(np.median(others)) if others else float(values[i]), 1e-9)
 
 
 def _slow_rank(trace: Trace, ratio: Floats, rank: int, steps: Sequence[int], replica: str) -> Slow:
-    """A slow rank with its cost. Its passes are scaled to the ratio of the other ranks, so that their variation is kept."""
+    """A slow rank. Its cost is for expected times, times the others' ratio; variation between passes is kept."""
     own, several = (trace.problem.passes.rank == rank) & trace.problem.computing, ratio[list(steps)]
     times = float(_beside(trace, several)[rank])
     usual = np.median(several[:, own].mean(axis=1)) / times if own.any() else 1.0
@@ -143,7 +143,7 @@ def _slow_microbatches(trace: Trace, lengths: Lengths) -> list[Slow]:
     if not lengths.explain:
         return parts
     longest = float(np.median(lengths.each.max(axis=1)))
-    scale = np.pad(1 / lengths.each, ((0, 0), (0, 1)), constant_values=1.0)  # the last: of passes of no microbatch
+    scale = np.pad(1 / lengths.each, ((0, 0), (0, 1)), constant_values=1.0)  # the last entry: passes without a microbatch
     return [*parts, _slow(trace, every, ("microbatches", ""), longest, scale[:, of])]
 
 
@@ -158,7 +158,7 @@ def _links(problem: Problem) -> dict[tuple[int, int], Ints]:
 
 
 def _with_links(trace: Trace) -> Problem:
-    """The problem with the measured message times of each link, from messages for which an idle rank waited."""
+    """The problem with the messages' measured times on each link, where idle ranks waited for them."""
     problem, heard = trace.problem, heard_messages(trace)
     lag = problem.edges.lag.astype(np.float64)
     for rows in _links(problem).values():
@@ -169,7 +169,7 @@ def _with_links(trace: Trace) -> Problem:
 
 
 def _slow_links(trace: Trace, now: Trace) -> list[Slow]:
-    """Slow links, relative to their predicted times or, without a prediction, to the other links."""
+    """Slow links, compared with their planned times; if these are the run's own, with other links."""
     links, edges = _links(trace.problem), (trace.problem.edges, now.problem.edges)
     planned, taken = ([float((e.lag + e.sent)[rows].mean()) for rows in links.values()] for e in edges)
     ratios = taken if _of_itself(trace) else [b / a for a, b in zip(planned, taken, strict=True)]
@@ -188,8 +188,8 @@ def _slow_links(trace: Trace, now: Trace) -> list[Slow]:
 def _slow(
     trace: Trace, steps: Sequence[int], what: tuple[str, str], times: float, scale: Floats, healed: Problem | None = None
 ) -> Slow:
-    """A slow part with its cost: the mean difference between replays of some of the `steps`, with measured times and with
-    times multiplied by `scale`, shape (steps or 1, passes or 1). healed: the problem with faster messages for the latter."""
+    """A `Slow` with its cost: some of the `steps` are replayed with their own times, and with times multiplied by `scale`,
+    shape (steps or 1, passes or 1). healed: the problem with other messages, if they change."""
     problem, own, without = trace.problem, list[float](), list[float]()
     scale = np.broadcast_to(scale, (len(trace.steps), len(problem.passes)))
     sent = 0 if healed is None else problem.sending - healed.sending

@@ -1,19 +1,18 @@
-"""What a step leaves open (`--placement auto`, `--recompute auto` …): the same layers on the same ranks, split, placed,
-gathered and kept differently; the best wins.
+"""`solve_auto`: choose what a step leaves open (`--placement auto`, `--recompute auto` …) by solving several choices.
 
-Which partition is best no sum of times decides: a stage's F delays the first microbatch, its B the last, its W fills gaps
-or not, its memory limits how far ahead it may run. So it is with what stages keep. So all are solved: some by name, then,
-from the best, single layers moved, single stages changed, for as long as the schedule gets shorter.
+No estimate tells which partition is best: a stage's F delays the first microbatch, its B the last one, its W may fill gaps,
+and its memory limits how far ahead it may run. The same is true of recompute and offload. So choices are solved: first
+those with names; then single layers move and single stages change, from the best, as long as the schedule gets shorter.
 
-Where the partition is open, people's own split and the balanced one are searched first, as if alone, for a tenth of the
-time: no race ends longer. Where the step is plain too, a bound over every split (`ilp.every_split`) is looked for next and
-last, in a tenth of the time each. Splits of which it knows nothing against are tried too, and some that let ranks begin
-soon. Then layers move together with the order, from the best split and from people's own if that is near, for half of the
-time, on as many cores as there are. The race is over when nothing can be shorter.
+If the partition is open, the equal split (the usual one) and the balanced one are searched first, for a tenth of the time,
+so that the race never ends with a longer step than these. If the step is plain too, a bound over every split
+(`ilp.every_split`) is raised next and again at the end, for a tenth of the time each. Splits that look good by this bound
+are tried, and some that let ranks begin early. Then layers move together with the order for half of the time, on all cores,
+from the best split and from the equal one if that is close. The race ends when the bound shows that nothing is shorter.
 
-Each choice is looked at for an equal part of a fifth of the time, or of a tenth where layers move with the order. Up to
-three tenths go to moved layers and changed stages. The rest goes to those whose bound does not rule them out: half of it to
-the best so far, half of what is left to the next, and so on; what nobody needs goes to moves again.
+A fifth of the time (a tenth if layers move with the order) is divided equally among all choices. Up to three tenths go to
+moved layers and changed stages. The rest goes to runs whose bound does not rule them out: half of it to the best, half of
+what is left to the next, and so on. What is not used goes to moves again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from typing import Any
 
 from ..features.feature import AUTO, Choices, Named, Now, is_auto, left_open
 from ..features.keeping import KEEPING
-from ..features.sharded_vocabulary import LAST, LAST_PARTITION
 from ..features.table import FEATURES
 from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..ilp.bounds.bound import WHOLE, serial_length
@@ -49,32 +47,30 @@ from .solver import check_options, preferred, ready
 from .state import State
 from .task_runner import TaskRunner
 
-LEAST_SECONDS = 0.01  # that are left for the search, however long building took
-SPEND_ROUND = 4  # searches that are drawn at once where effort is the limit: each gets half of what is left
-LOOK_SHARE = 0.2  # the share of the time in which everything is looked at; the rest goes to those that can still win
-BRIEF_SHARE = 0.1  # that share where layers move together with the order afterwards
+LEAST_SECONDS = 0.01  # the least time of the search, however long building took
+SPEND_ROUND = 4  # searches that are drawn at once if effort is the limit: each gets half of what is left
 PLACEMENTS = ("single", "loop", "loop4", "vee")
-FIRST_PARTITION = "balanced"
+FIRST_PARTITION, USUAL = "balanced", "equal"  # names of partitions: the first to try; the one that people use
 INTERRUPTED, NOT_SHORTER = "not tried: interrupted", "not tried: proven, no split takes less than the best"
-MOVED = ", single layers moved"  # behind the name of the partition that they were moved from
-BOUND_SHARE = 0.1  # the share for a bound over every split, at the begin and at the end
-PROMISING = 3  # splits of the bound that are tried
-RISING, BOUNDED = "rising", "bound"  # names of splits: the first stages are short; the bound says nothing against it
-USUAL = "equal"  # the name of people's own split
-ANNEALED = ", layers moved with the order"  # behind the name of the partition that they were moved from
-ANNEAL_SHARE, POLISH_SHARE = 0.5, 0.15  # the share for these; and of that, for searches from their orders
-POLISHED = 2  # of which so many are searched from
-NEAR = 0.1  # so much longer than the best is a step at most from which layers are moved
-USUAL_SHARE = 0.1  # the share for people's own split and the balanced one, before anything else
-MOVE_SHARE = 0.3  # the share for steps that differ from the best by single layers, or by single stages
+RISING, BOUNDED = "rising", "bound"  # names of splits: the first stages are short; good by the bound over every split
+# Behind the name of the partition from which layers were moved: one by one; together with the order.
+MOVED, ANNEALED = ", single layers moved", ", layers moved with the order"
+PROMISING = 3  # splits that look good by the bound and are tried
+POLISHED = 2  # best orders of moved layers from which a search starts
+NEAR = 0.1  # layers move with the order from steps that are at most so much longer than the best
+# Shares of all the time:
+USUAL_SHARE = 0.1  # the equal split and the balanced one, before anything else
+BOUND_SHARE = 0.1  # the bound over every split, at the begin and again at the end
+LOOK_SHARE, BRIEF_SHARE = 0.2, 0.1  # a look at every choice; the same if layers move with the order afterwards
+ANNEAL_SHARE, POLISH_SHARE = 0.5, 0.15  # layers moved with the order; the part of this that searches from their orders have
+MOVE_SHARE = 0.3  # single layers moved, or single stages changed
 
 
 @dataclass(frozen=True, slots=True)
 class Tried(Fields):
-    """What one placement (and number of gathers, and what stages keep, where several are tried) and partition reached: value
-    and proven bound in µs (None where there is none), for this choice alone; `why` it lost, "" for the winner.
-    `seconds` were spent on it (0 where effort was the limit). memory: bytes that its fullest rank needs (see `Step.needs`),
-    before a search for less."""
+    """The result of one choice. placement: its name, with all else that was chosen. value, bound: µs, of this choice alone;
+    None: there is none. seconds: spent on it; 0 if effort was the limit. why: why it lost; "" for the winner. memory: bytes
+    that its fullest rank needs (see `Step.needs`), before a search for a lower peak."""
 
     placement: str
     partition: str
@@ -97,21 +93,21 @@ def solve_auto(
     stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> tuple[Schedule, tuple[Tried, ...]]:
-    """The best schedule over what a step of this `profile` leaves open ("auto"), and what became of each choice.
+    """The best schedule over all that a step leaves open ("auto"), and the result of each choice.
 
-    step: what to choose. By name these are tried:
-        placement: single, loop with 2 and 4 chunks, vee; with layers a stage, those of as many stages.
+    profile, step: the model's costs; the step's fields that are "auto" are chosen. These values are tried:
+        placement: single, loop with 2 and 4 chunks, vee; if layers are given, those with as many stages.
         partition: all names, then single layers moved from the best.
-        what features have: their `choices`, then their `moves` from the best (see `features.table`).
-    seconds, effort, hint: as `solve` takes them, time of all choices together.
-    progress, stop: called with a choice's name and its search's state; asked between two solves.
-    options: go to `solve`, `prefer` and `peaks` for the winner alone; but `workers` (`zbsolve.solvers_on`) solve.
+        fields of features: their `choices`, then their `moves` from the best (see `features.table`).
+    seconds, effort, hint: as in `solve`; the time is for all choices together.
+    progress, stop: called with a choice's name and its search's state; asked between two searches whether to end.
+    options: of `solve`; `prefer` and `peaks` are for the winner alone. `workers` (`zbsolve.solvers_on`): who solves.
 
-    Of equal schedules the one with the least peak wins. Raises Infeasible where nothing fits, BadInput.
+    Of equal schedules the one with the lowest peak wins. Raises Infeasible if nothing fits, BadInput.
     """
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
-    step = replace(step, partition=step.partition or (LAST_PARTITION if step.vocabulary == LAST else "balanced"))
+    step = replace(step, partition=step.partition or step.own_partition or "balanced")
     began, every, choices = time.monotonic(), step.partition == AUTO, _open(step)
     runs = list(_first_runs(profile, step))
     seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
@@ -148,7 +144,7 @@ def solve_auto(
 
 
 def _improve(race: Race, profile: Profile, ways: list[Way], bounds: _Bounds, amount: float) -> None:
-    """Moves one by one, longer searches of what can still win, and moves again; bounds over every split keep their time."""
+    """Moves one by one, longer searches of what can still win, and moves again. Bounds over every split keep their time."""
     for moves in ways if race.order or not bounds.searches else ():
         move(race, profile, moves, MOVE_SHARE * amount / len(ways))
     kept = min(race.left, BOUND_SHARE * amount) if bounds.searches else 0.0
@@ -160,7 +156,7 @@ def _improve(race: Race, profile: Profile, ways: list[Way], bounds: _Bounds, amo
 
 
 class _Bounds:
-    """Bounds over every split, of each placement whose splits differ in nothing else."""
+    """The bound over every split, for each placement whose runs differ in nothing but the split."""
 
     def __init__(self, profile: Profile, runs: Sequence[Run]) -> None:
         self.profile, self.searches = profile, dict[str, Any]()
@@ -174,15 +170,15 @@ class _Bounds:
                 self.searches[run.name] = SplitSearch(splits, serial_length(run.problem))
 
     def begin(self, race: Race, amount: float) -> None:
-        """Bounds before the race, and splits for it."""
+        """Raise the bounds before the race, and add the splits that look good by them to the race."""
         if self.searches:
             race.halted = partial(self.met, race, race.halted)
             self.go_on(race, amount)
             race.runs += self.runs(race)
 
     def move_layers(self, race: Race, amount: float) -> None:
-        """Layers moved together with the order, from the best split of each placement and from people's own: at once, one a
-        core, where time is the limit. Idle cores begin with other random numbers."""
+        """Move layers together with the order, from the best split of each placement and from the equal one, in parallel if
+        time is the limit. Idle cores repeat starts with other seeds."""
         race.settle()
         ranked, until = race.ranked() if not race.order else [], race.left - amount
         near = [run for run in ranked if run.value < (1 + NEAR) * ranked[0].value]
@@ -202,7 +198,7 @@ class _Bounds:
             self._move_at_once(race, together, part)
 
     def _move_at_once(self, race: Race, starts: Sequence[tuple[int, Run]], amount: float) -> None:
-        """From all of these, each with its seed, at once; then a search from the best orders that were found."""
+        """`move_layers` from these starts (seed, run) in parallel; then searches from the best orders that were found."""
         share = (1 - POLISH_SHARE) * amount
         clock = Clock(max(LEAST_SECONDS, share), share if race.runner.counted else None)
         moves: list[tuple[int, Run, Moved]] = []
@@ -221,7 +217,7 @@ class _Bounds:
             pass
 
     def _moved(self, race: Race, start: Run, layers: tuple[int, ...]) -> Run:
-        """The run with these layers, which the race has then."""
+        """The run with these layers, which joins the race if it is new."""
         for run in race.runs:
             if (run.name, run.layers) == (start.name, layers):
                 return run
@@ -230,8 +226,8 @@ class _Bounds:
         return run
 
     def met(self, race: Race, stop: Callable[[], bool]) -> bool:
-        """Whether no split of any placement has a shorter schedule than the best, or somebody else ends the race. What was
-        not tried then says why."""
+        """Whether the race ends: it is proven that no split of any placement has a shorter schedule than the best, or `stop`
+        says so. Runs that were not tried then tell why."""
         best, places = race.best(), {run.name for run in race.runs if run.problem is not None}
         known = {name: search.bound for name, search in self.searches.items()}
         proven = best is not None and places == set(known) and min(known.values()) >= best.value
@@ -240,7 +236,7 @@ class _Bounds:
         return proven or stop()
 
     def go_on(self, race: Race, amount: float) -> None:
-        """Higher bounds for so much time, the lowest first."""
+        """Raise the bounds for so much time, the lowest first."""
         race.settle()
         if not self.searches or race.left <= 0:
             return
@@ -257,9 +253,9 @@ class _Bounds:
         race.left = max(0.0, race.left - clock.used)
 
     def runs(self, race: Race) -> list[Run]:
-        """Splits that look good by their bounds, and those that rise."""
+        """New runs: splits that look good by their bounds, and rising ones."""
         runs, known = list[Run](), {(run.name, run.layers) for run in race.runs}
-        for first in [run for run in race.runs if run.name in self.searches and run.step.vocabulary != LAST]:
+        for first in [run for run in race.runs if run.name in self.searches and not run.step.own_partition]:
             search = self.searches[first.name]
             ranked = sorted(search.best, key=lambda split: search.best[split])[:PROMISING]
             for name, splits in ((RISING, search.lanes.rising()), (BOUNDED, ranked)):
@@ -271,14 +267,14 @@ class _Bounds:
         return runs
 
     def near(self, run: Run, splits: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Of these those that may be shorter than `run`, the least bound first."""
+        """The splits among these that may be shorter than `run`, the least bound first."""
         if run.name not in self.searches or not splits:
             return list(splits)
         least = dict(zip(splits, self.searches[run.name].lanes.least(splits).tolist(), strict=True))
         return sorted((split for split in splits if least[split] < run.value), key=least.__getitem__)
 
     def told(self, schedule: Schedule, best: Run) -> Schedule:
-        """The schedule with what was proven of all splits on its placement; for `prefer` it may be on another one."""
+        """The schedule with the bound over every split of its placement, if it is a schedule of one of them."""
         search = self.searches.get(best.name)
         if search is None or search.bound <= 0 or not search.splits.covers(schedule.problem):
             return schedule
@@ -286,7 +282,7 @@ class _Bounds:
 
 
 def _of_splits(runs: Sequence[Run], *names: str) -> list[Run]:
-    """Those of these splits."""
+    """The runs whose partition has one of these names."""
     return [run for run in runs if not {*names}.isdisjoint(run.partition.split("="))]
 
 
@@ -296,8 +292,8 @@ def _open(step: Step) -> list[Choices]:
 
 
 def closed_steps(step: Step) -> list[tuple[str, str, Step]]:
-    """Every step that is tried first: its place (the placement, with what no move changes), what else was chosen, and the
-    step, whose partition may stay open. Raises BadInput where no placement has as many stages as the partition says."""
+    """Every step that is tried first: its place (the placement, and choices that no move changes), the other choices, and
+    the step, whose partition may be open still. Raises BadInput if no placement has as many stages as the partition."""
     steps = [(place, "", plain_step) for place, plain_step in _placements(step)]
     for feature in sorted(FEATURES, key=lambda entry: bool(entry.moves)):
         if (choices := feature.choices) in _open(step) and choices is not None:
@@ -322,8 +318,8 @@ def _placements(step: Step) -> list[tuple[str, Step]]:
 
 
 def _first_runs(profile: Profile, step: Step) -> Iterator[Run]:
-    """What is looked at first, built. Where partitions and what stages keep are both open, other choices of the latter are
-    tried with the first partition, and other partitions then with the best choice."""
+    """The first runs, built. If partition and other choices are both open, other choices are tried with the first partition,
+    and other partitions later with the best choice."""
     closed = closed_steps(step)
     for place, kept, choice in closed:
         first = choice is closed[0][2]
@@ -339,14 +335,14 @@ def _first_runs(profile: Profile, step: Step) -> Iterator[Run]:
 def _near(
     run: Run, profile: Profile, open_step: Step, further: Callable[[Now], Iterable[Named]], moved: str = ""
 ) -> Iterator[Run]:
-    """Runs beside one, unbuilt, in its place."""
+    """Runs that differ from `run` by one change of `further`, at the same place, not built yet."""
     now = Now(run.step, open_step, profile, run.name.removeprefix(run.place), run.layers, run.schedule)
     for name, step in further(now):
         yield Run(step, f"{run.place}{name}", run.partition, run.layers, place=run.place, moved=moved)
 
 
 def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = False) -> list[Run]:
-    """One for each different partition; where there are too few layers, one that says so (an error for the first)."""
+    """A run for each different partition. If there are too few layers: one run that says so, or an error if it is first."""
     why, name = step.too_few_layers(profile), f"{place}{kept}"
     if why and not first:
         return [Run(step, name, failed=why, place=place)]
@@ -364,22 +360,22 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
 
 
 def _either(step: Step) -> bool:
-    """Whether people's own split counts beside the balanced one: no estimate says which of them is shorter where ranks hold
-    several stages."""
+    """Whether both the equal and the balanced split are tried: with several stages a rank no estimate tells which one is
+    better."""
     return step.partition == FIRST_PARTITION and len(set(step.routes[0])) < step.stages
 
 
 def splits_differ(profile: Profile, step: Step) -> bool:
-    """Whether there are two such splits to try."""
+    """Whether the equal and the balanced split of a step are both tried and differ."""
     if step.auto or not _either(step) or step.too_few_layers(profile):
         return False
     return step.counts(profile) != replace(step, partition="equal").counts(profile)
 
 
 def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
-    """Partitions by name with what the best run keeps, where that is not what they were tried with."""
+    """Try the partitions with names together with the choices of the best run, if these are not the first ones."""
     best = race.best()
-    if best is not None and best.name != best.place and best.step.vocabulary != LAST:
+    if best is not None and best.name != best.place and not best.step.own_partition:
         known = {(run.name, run.layers) for run in race.runs}
         runs = _runs(profile, replace(best.step, partition=AUTO), best.place, best.name.removeprefix(best.place))
         runs = [run for run in runs if (run.name, run.layers) not in known]
@@ -388,10 +384,10 @@ def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
 
 
 def _ways(profile: Profile, step: Step, bounds: _Bounds) -> list[Way]:
-    """How steps are changed one by one."""
+    """The ways in which steps are changed one by one."""
 
     def layers(run: Run) -> Iterator[Run]:
-        others = [] if run.step.vocabulary == LAST else ordered_neighbours(run.step.costs(profile), run.layers)
+        others = [] if run.step.own_partition else ordered_neighbours(run.step.costs(profile), run.layers)
         name = run.partition.removesuffix(MOVED) + MOVED
         for counts in bounds.near(run, others):
             yield Run(replace(run.step, partition=counts), run.name, name, counts, place=run.place, moved="layers")
@@ -403,7 +399,7 @@ def _ways(profile: Profile, step: Step, bounds: _Bounds) -> list[Way]:
 
 
 def _look(race: Race, runs: list[Run], amount: float) -> None:
-    """A short look at everything that can be built."""
+    """A short search of every run that could be built."""
     open_runs = [run for run in runs if run.problem is not None]
     jobs = (Job(run, amount / len(open_runs)) for run in open_runs)
     for _ in race.solve_each(jobs, len(open_runs)):
@@ -414,7 +410,7 @@ def _look(race: Race, runs: list[Run], amount: float) -> None:
 
 
 def _spend(race: Race, keep: float) -> None:
-    """What is beyond `keep`, to those that can still win, the best first."""
+    """Spend the time beyond `keep` on runs that can still win, the best first."""
     order = race.ranked()
     able = sum((best := race.best()) is not None and run.bound < best.value for run in order)
 
@@ -431,7 +427,7 @@ def _spend(race: Race, keep: float) -> None:
 
 
 def _nothing(race: Race, step: Step) -> Infeasible:
-    """Why no run has a schedule."""
+    """The error that says why no run has a schedule."""
     who: dict[str, list[str]] = {}
     for run in race.runs:
         who.setdefault(run.failed, []).append(race.label(run))

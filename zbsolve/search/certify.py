@@ -1,4 +1,4 @@
-"""Certificates: what is known of a schedule, and of one that somebody else made, too."""
+"""Certificates of schedules, also of those that were not found here: made, and proven again."""
 
 from __future__ import annotations
 
@@ -18,27 +18,25 @@ from ..verifier import Violation, verify
 from .finder import prove
 from .state import State
 
-QUICK_PASSES = 100_000  # passes: beyond, closed forms with memory take more than some five seconds
+QUICK_PASSES = 100_000  # above so many passes, closed forms with memory take more than about five seconds
 
 
 def work_bound(problem: Problem) -> Bound:
-    """What no order can be below, whatever it does."""
+    """The work of the busiest rank, which bounds every order."""
     return Bound(problem.work, BUSIEST, WORK)
 
 
 def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float = 0.0, seed: int = 0) -> Certificate:
     """The certificate of a schedule whose problem has this `bound`.
 
-    Bounds are for schedules whose lanes run in table order, which the proof says where microbatches differ. A schedule whose
-    lanes run otherwise can fairly be shorter there: then the work of the busiest rank is its bound. Raises WrongBound where
-    a bound is false.
+    Bounds hold for schedules whose lanes run in table order; where microbatches differ, the proof says so. A schedule with
+    another order of a lane may be shorter there: its bound is the work of the busiest rank. Raises WrongBound if a bound is
+    false.
     """
     value, problem = int(schedule.timeline().value), schedule.problem
     bound = rounded_up(bound, value_unit(problem))
-    if bound.value > value:
-        check_bound(schedule, bound.value, bound.proof)
-        bound = work_bound(problem)
-    elif problem.ordered and out_of_order(schedule):
+    check_bound(schedule, bound.value, bound.proof)
+    if bound.value > value or (problem.ordered and out_of_order(schedule)):
         bound = work_bound(problem)
     bound = with_assumption(bound, problem)
     stated = (problem.objective, value, bound.value, bound.kind, bound.ranks, bound.proof)
@@ -46,13 +44,13 @@ def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float
 
 
 def certified_as(schedule: Schedule, known: Certificate, solver: str) -> Schedule:
-    """`schedule`, which `solver` found, with a certificate whose bound is that of another one of the same problem."""
+    """`schedule`, which `solver` found, with a certificate that takes its bound from `known`, one of the same problem."""
     bound = Bound(known.bound, known.proof, known.relaxation, known.ranks)
     return schedule.certified(certificate_of(schedule, bound, solver, known.seconds, known.seed))
 
 
 def proven(schedule: Schedule) -> Schedule:
-    """The schedule with a certificate: its own, or a quick one. Raises BadInput where it does not hold."""
+    """The schedule with a certificate: its own, or one by closed forms. Raises BadInput if the schedule is not valid."""
     if schedule.certificate is None:
         return certified(schedule, GIVEN)
     for violation in verify(schedule.problem, schedule):
@@ -61,14 +59,12 @@ def proven(schedule: Schedule) -> Schedule:
 
 
 def check_bound(schedule: Schedule, bound: int, proof: str) -> None:
-    """Raise WrongBound where `bound`, for schedules whose lanes run in table order, is above the value of one that does.
+    """Raise WrongBound if `bound` is above the value of a schedule whose lanes run in table order.
 
-    A hint's lanes may run otherwise; where microbatches differ such a schedule can fairly be shorter than the bound.
+    A hint's lanes may run in another order, and where microbatches differ such a schedule may be shorter than the bound.
     """
     value = int(schedule.timeline().value)
-    if bound <= value:
-        return
-    if not out_of_order(schedule):
+    if bound > value and not out_of_order(schedule):
         raise WrongBound(
             f"problem {schedule.problem.digest}: the bound of {bound} µs ({proof}) is above a verified schedule's "
             f"{value} µs; this is a defect in zbsolve: please report it with the problem"
@@ -76,7 +72,7 @@ def check_bound(schedule: Schedule, bound: int, proof: str) -> None:
 
 
 def out_of_order(schedule: Schedule) -> tuple[str, ...]:
-    """The first two passes of a lane that run against its order, as they run; () where all lanes run in table order."""
+    """Two passes of a lane that do not run in table order, in the order in which they run; () if all lanes do."""
     problem = schedule.problem
     at = np.zeros(len(problem.passes), np.int64)
     for rows in schedule.sequences.values():
@@ -90,9 +86,8 @@ def out_of_order(schedule: Schedule) -> tuple[str, ...]:
 def certified(
     schedule: Schedule, solver: str, seconds: float | None = None, progress: Callable[[State], None] | None = None
 ) -> Schedule:
-    """`schedule` with a certificate that names `solver`: its value, and the highest bound proven in so many seconds; None:
-    the closed forms alone, or the work of the busiest rank where the problem is large. Raises BadInput where the schedule
-    does not hold."""
+    """`schedule` with a certificate that names `solver`, and the highest bound that is proven in so many seconds. None: by
+    closed forms, or of a large problem the work of the busiest rank. Raises BadInput if the schedule is not valid."""
     problem = schedule.problem
     violations = verify(problem, Schedule(problem, schedule.order, schedule.syncs))
     if violations:
@@ -110,8 +105,8 @@ def certified(
 
 
 def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, search: bool = True) -> str | Violation:
-    """The proof of the stated bound, which is found here and not the file's; a violation where it is not proven. The
-    schedule was verified. search: False refuses relaxations that only a search can prove."""
+    """A proof of the stated bound, made here and not taken from the file; a violation if it cannot be proven. The schedule
+    was verified before. search: False refuses relaxations that only a search can prove."""
     if not all(0 <= rank < schedule.problem.ranks for rank in stated.ranks):
         return Violation("bound", (), f"the certificate names ranks {list(stated.ranks)} of {schedule.problem.ranks}")
     bound = Bound(stated.bound, stated.proof, stated.relaxation, stated.ranks)

@@ -1,8 +1,8 @@
-"""From the best step of a race to better ones, one change at a time, for as long as the schedule gets shorter; and how many
-parts of which kind, where a feature has a `Ladder` (`--slices auto`); and layers moved together with the order.
+"""Three ways from the best step of a race to better ones: one change at a time, as long as the schedule gets shorter; other
+numbers of parts, if a feature has a `Ladder` (`--slices auto`); and layers moved together with the order.
 
-Numbers double from the best, of every kind, for as long as the step gets shorter by a share worth it. Then numbers
-between the best and its neighbours are tried, twice. Each is a row of the race, and so are the numbers that were not tried.
+A number of parts is doubled from the best, for each kind of parts, as long as the step gets shorter by enough. Then numbers
+between the best and its neighbours are tried, twice. Each number is a run of the race; one more run names those not tried.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ..util.text import rows_of_numbers
 from .race import Job, Race, Run
 from .task_runner import ROUND
 
-LOOK_EFFORT = 0.05  # effort for one of these
-CLOSE_EFFORT, MAX_CLOSE_EFFORT, CLOSE_RUNS = 0.5, 4.0, 8  # effort for one that came close, doubled until; how many of them
+LOOK_EFFORT = 0.05  # effort of a quick look at one run
+CLOSE_EFFORT, MAX_CLOSE_EFFORT, CLOSE_RUNS = 0.5, 4.0, 8  # effort of a longer look, doubled up to the second; runs at most
 
 
 def built(profile: Profile, run: Run) -> Run:
-    """The run with the layers of its stages and its problem, or with why there is none."""
+    """The run after its layers and its problem are built, or with `failed` if there is none."""
     try:
         run.layers = run.step.counts(profile) or ()
         run.problem = run.step.problem(profile)
@@ -46,8 +46,8 @@ def built(profile: Profile, run: Run) -> Run:
 
 @dataclass
 class Way:
-    """One way to change a step (see `features.feature.Moves`), with all that were looked at. `near` gives the runs beside
-    one, unbuilt."""
+    """One way to change a step (see `features.feature.Moves`). near: gives the changed runs of one, not built. breadth: how
+    many of them are looked at even after a better one. looked: all runs so far, by name and layers."""
 
     name: str
     near: Callable[[Run], Iterable[Run]]
@@ -56,10 +56,10 @@ class Way:
 
 
 def move(race: Race, profile: Profile, way: Way, amount: float) -> None:
-    """Changes one by one from the best run of each placement, the best placement first and with half of the amount."""
+    """Change steps one by one, from the best run of each place. The best place comes first, with half of the amount."""
     starts = {run.place: run for run in reversed(race.ranked())}.values()
     for run, keep in _in_turn(race, sorted(starts, key=lambda run: run.value), amount):
-        # A quick look at the changed steps, then longer and longer ones at those that came close and are not ruled out.
+        # A quick look at the changed steps, then longer and longer looks at those that may still be better.
         while (better := _quicker(race, profile, way, run, keep) or _closer(race, way, run, keep)) is not None:
             run = better
         if run not in race.runs:
@@ -67,8 +67,8 @@ def move(race: Race, profile: Profile, way: Way, amount: float) -> None:
 
 
 def _in_turn(race: Race, starts: Sequence[Run], amount: float) -> Iterator[tuple[Run, float]]:
-    """Of these runs those that may still win, and what each is to leave: the first has half of the amount, the next half of
-    the rest, and the last what there is."""
+    """The starts that may still win, each with the time that it must leave: the first may use half of the amount, the next
+    half of the rest, and the last all of the rest."""
     until = max(0.0, race.left - amount)
     for i, start in enumerate(starts):
         best = race.best()
@@ -77,7 +77,7 @@ def _in_turn(race: Race, starts: Sequence[Run], amount: float) -> Iterator[tuple
 
 
 def _quicker(race: Race, profile: Profile, way: Way, run: Run, keep: float) -> Run | None:
-    """What is better than `run` after a quick look."""
+    """A changed run that is better than `run` after a quick look, or None. keep: the time to leave."""
     best, known = run, way.looked
 
     def looks() -> Iterator[Job]:
@@ -93,7 +93,7 @@ def _quicker(race: Race, profile: Profile, way: Way, run: Run, keep: float) -> R
                 return
             known[tried.name, tried.layers] = built(profile, tried)
             if tried.problem is not None and tried.problem.work < run.value:
-                # By effort also where time is the limit: alike looks, however busy the machine is.
+                # By effort even if time is the limit, so that looks are comparable however busy the machine is.
                 yield Job(tried, LOOK_EFFORT, run.schedule, race.look(LOOK_EFFORT))
 
     for other_run in race.solve_each(looks(), size=min(ROUND, way.breadth)):
@@ -102,10 +102,10 @@ def _quicker(race: Race, profile: Profile, way: Way, run: Run, keep: float) -> R
 
 
 def _closer(race: Race, way: Way, run: Run, keep: float) -> Run | None:
-    """What is better than `run` after a longer look."""
+    """A changed run that is better than `run` after a longer look, or None. keep: the time to leave."""
     if race.order:  # a longer look finds no other order
         return None
-    effort, here = CLOSE_EFFORT, [other_run for other_run in way.looked.values() if other_run.place == run.place]
+    effort, at_place = CLOSE_EFFORT, [other_run for other_run in way.looked.values() if other_run.place == run.place]
     runs: list[Run] = []
 
     def searches(near: list[Run]) -> Iterator[Job]:
@@ -118,7 +118,7 @@ def _closer(race: Race, way: Way, run: Run, keep: float) -> Run | None:
                 yield Job(other_run, effort, None, {"effort": effort})
 
     while effort <= MAX_CLOSE_EFFORT and not _ended(race, keep) and race.left - keep >= effort:
-        near = [other for other in here if other.schedule is not None and other.bound < run.value and other is not run]
+        near = [other for other in at_place if other.schedule is not None and other.bound < run.value and other is not run]
         if not near:
             return None
         for other_run in race.solve_each(searches(near), size=1):
@@ -131,7 +131,7 @@ def _closer(race: Race, way: Way, run: Run, keep: float) -> Run | None:
 
 
 def _ended(race: Race, keep: float) -> bool:
-    """Whether no more than `keep` is left. Building took time too."""
+    """Whether no more time than `keep` is left, or the race stops."""
     race.settle()
     return race.left <= keep or race.stop()
 
@@ -139,16 +139,16 @@ def _ended(race: Race, keep: float) -> bool:
 # --- Numbers of parts ---
 
 
-WORTH_DOUBLING = 0.001  # of a step: as long as twice as many parts save so much, twice as many again are tried
-ROUNDS, BETWEEN = 2, 3  # how often numbers between neighbours are looked at; how many of each kind on each side
+WORTH_DOUBLING = 0.001  # numbers double as long as that saves this share of a step
+ROUNDS, BETWEEN = 2, 3  # rounds of numbers between neighbours; numbers for each kind on each side
 NOT_TRIED = "not tried"
 
 Parts = tuple[int, str]  # how many, and of which kind
 
 
 def try_more(race: Race, profile: Profile, open_step: Step, ladder: Ladder, amount: float) -> None:
-    """Further numbers, from the best run of each other choice, the best choice first and with half of the amount. open_step:
-    leaves them open. At the end the race has a run for the numbers that were not tried, too."""
+    """Try further numbers of parts, from the best run of each choice of all else; the best comes first, with half of the
+    amount. open_step: the step in which the number is open. Adds a run that names the numbers which were not tried."""
     starts = dict[str, Run]()
     for run in race.ranked():
         starts.setdefault(_others(run, ladder), run)
@@ -162,7 +162,7 @@ def try_more(race: Race, profile: Profile, open_step: Step, ladder: Ladder, amou
 
 
 def by_number(runs: Sequence[Run], ladder: Ladder) -> list[Run]:
-    """Runs in the order of their numbers of parts, those of one other choice together; as they are where none differs."""
+    """Runs sorted by their numbers of parts, grouped by all other choices; unchanged if all have the same parts."""
     if len({ladder.of(run.step) for run in runs}) == 1:
         return list(runs)
     others = list(dict.fromkeys(_others(run, ladder) for run in runs))
@@ -174,19 +174,19 @@ def by_number(runs: Sequence[Run], ladder: Ladder) -> list[Run]:
 
 
 def _named(run: Run, ladder: Ladder) -> str:
-    """What a run's parts are called in its name."""
+    """The words for a run's parts in its name."""
     return ladder.at(run.step, *ladder.of(run.step))[0]
 
 
 def _others(run: Run, ladder: Ladder) -> str:
-    """What a run is called but for its parts."""
+    """The name of a run without the words for its parts."""
     return run.name.partition(f" {ladder.name}")[0] + run.name.partition(_named(run, ladder))[2]
 
 
 @dataclass
 class _Near:
-    """Runs that differ from `start` in their parts alone, while more than `keep` is left to spend. kinds: with words; most:
-    parts at most."""
+    """Runs that differ from `start` only in their parts, tried while more time than `keep` is left. kinds: kind of parts →
+    words. most: the largest number of parts."""
 
     race: Race
     profile: Profile
@@ -197,8 +197,8 @@ class _Near:
     most: int
 
     def double(self) -> None:
-        """Twice as many, for as long as that saves what is worth it, and time allows: looks at twice as many take
-        about four times as long."""
+        """Double the number as long as that saves enough and time allows. A look at twice as many parts takes about four
+        times as long."""
         while True:
             best, before = self._best(), self.race.left
             self._look((2 * self.ladder.of(best.step)[0], kind) for kind in self.kinds)
@@ -207,7 +207,7 @@ class _Near:
                 return
 
     def look_between(self) -> None:
-        """Some numbers between the best and its neighbours, of each kind."""
+        """Look at some numbers between the best and its neighbours, for each kind."""
         best, wanted = self.ladder.of(self._best().step)[0], list[Parts]()
         for kind in self.kinds:
             known = self._known(kind)
@@ -219,7 +219,7 @@ class _Near:
         self._look(dict.fromkeys(wanted))
 
     def left_out(self) -> list[Run]:
-        """A run without a schedule for each kind, which says what numbers were not tried."""
+        """For each kind a run without a schedule that names the numbers which were not tried."""
         runs, most = [], self.most
         for kind, words in self.kinds.items():
             known = self._known(kind)
@@ -237,7 +237,7 @@ class _Near:
         return [run for run in self.race.runs if _others(run, self.ladder) == choice]
 
     def _known(self, kind: str) -> set[int]:
-        """Numbers that were tried of a kind."""
+        """The numbers of a kind that were tried."""
         parts = (self.ladder.of(run.step) for run in self._alike())
         return {count for count, of in parts if of == kind and count > 1}
 
@@ -245,14 +245,13 @@ class _Near:
         return min((run for run in self._alike() if run.schedule is not None), key=lambda run: run.value)
 
     def _changed(self, count: int, kind: str) -> Run:
-        """The start in other parts, not built."""
+        """`start` in other parts, not built."""
         now, (then, step) = _named(self.start, self.ladder), self.ladder.at(self.start.step, count, kind)
         name, place = (text.replace(now, then) for text in (self.start.name, self.start.place))
         return Run(step, name, self.start.partition, place=place, moved=self.ladder.name)
 
     def _look(self, wanted: Iterable[Parts]) -> None:
-        """A quick look at each of these that was not tried yet. By effort also where time is the limit: alike looks, however
-        busy the machine is."""
+        """A quick look at each of these parts that was not tried yet, by effort as in `_quicker`."""
 
         def looks() -> Iterator[Job]:
             for count, kind in wanted:
@@ -270,11 +269,12 @@ class _Near:
 
 # --- Layers moved together with the order ---
 
-TURNS = ((True, 1.0), (False, 1.0), (False, 0.5), (False, 0.3))  # layers alone; heat, in times of a layer
+TURNS = ((True, 1.0), (False, 1.0), (False, 0.5), (False, 0.3))  # whether only layers move; temperature in layer times
 
 
 class Moved(NamedTuple):
-    """Layers of each stage, a schedule of another split whose order is for them, and what a step takes with both, µs."""
+    """layers: of each stage. schedule: one of another split, whose order is meant for these layers. value: µs of the step
+    with both."""
 
     layers: tuple[int, ...]
     schedule: Schedule
@@ -282,12 +282,12 @@ class Moved(NamedTuple):
 
 
 def moved_layers(schedule: Schedule, costs: StageCosts, target: int, clock: Clock, seed: int) -> Moved | None:
-    """Layers and an order that make a shorter step than `schedule`; None where none are found. costs: of the step; target:
-    µs at which to stop.
+    """Layers and an order that make a shorter step than `schedule`; None if none are found. costs: of the step. target: µs
+    at which to stop.
 
-    A split that is looked at alone has to be solved well before it shows what it is worth. Here a trial costs one decoding:
-    first only layers move, and ranks take passes as they did; then starts move too. Each turn goes on from the best, with
-    less heat."""
+    A split that is solved by itself must be solved well before its value is known. Here a trial costs one decoding. First
+    only layers move and ranks keep their order; then start times move too. Each turn goes on from the best result, at a
+    lower temperature."""
     problem = schedule.problem
     graph = microbatch_graph(problem)
     if graph is None:
@@ -311,7 +311,7 @@ def moved_layers(schedule: Schedule, costs: StageCosts, target: int, clock: Cloc
 
 
 def _layers_of(graph: MicrobatchGraph, schedule: Schedule, costs: StageCosts) -> Layers:
-    """What layers take and hold, whatever stages they are on."""
+    """Times and bytes of single layers for annealing, from the costs of stages."""
     problem, first = schedule.problem, graph.passes[:, 0]
     counts, cuts, stage = np.array(problem.layers), np.array(layer_cuts(problem.layers)), problem.passes.stage[first]
     time, held = costs.layer_totals

@@ -1,4 +1,4 @@
-"""Work of a user's own: which ranks do it, how much of it fits into a step for nothing, and that no order does more."""
+"""A user's own work beside the step: which ranks do it, how much fits without a longer step, and a proof of the most."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from ..util.errors import BadInput, NotFound
 from .certify import QUICK_PASSES
 from .solver import solve
 
-FEW_CHOICES, MOST_VISITS = 64, 5_000  # so many are all looked at; steps on the way to them
-SEARCHES = 5  # that finding how much fits takes, about
-ALONE_SHARE, FIRST_SHARE, LOOK_SHARE = 0.2, 0.2, 0.02  # of the time: the step alone; a first choice; every other one
-Homes = tuple[tuple[int, ...], ...]  # of each work the rank of each piece
+FEW_CHOICES, MOST_VISITS = 64, 5_000  # up to so many choices all are tried; steps of listing them at most
+SEARCHES = 5  # searches that `work_room` needs, about
+ALONE_SHARE, FIRST_SHARE, LOOK_SHARE = 0.2, 0.2, 0.02  # of the time: the step alone; a first choice; every other choice
+Homes = tuple[tuple[int, ...], ...]  # for each work the rank of each of its pieces
 
 
 class Placed(NamedTuple):
-    """schedule: of the best choice of ranks. bound: µs that the step takes at least whatever the choice, proven."""
+    """schedule: of the best choice of ranks. bound: a proven lower bound over every choice, µs."""
 
     schedule: Schedule
     bound: int
 
 
 def is_open(works: Sequence[Work]) -> bool:
-    """Whether it is left open which ranks do some of it, or how much."""
+    """Whether the ranks or the number of pieces of some work are open."""
     return any(work.chosen or work.pieces is None for work in works)
 
 
 def with_open_work(
     alone: Schedule, works: Sequence[Work], *, seconds: float = 10.0, effort: float | None = None, **options: Any
 ) -> Placed | Room:
-    """A solved step with work of which something is open. seconds, effort: of all searches together; further options go to
-    each. Raises BadInput, Infeasible, NotFound."""
+    """Solve a step with work of which something is open. alone: its solved schedule without work. seconds, effort: of all
+    searches together. options: of each search. Raises BadInput, Infeasible, NotFound."""
     first, problem = works[0], alone.problem
     if all(work.pieces is not None for work in works):
         return place_work(problem, *works, seconds=seconds, effort=effort, alone=alone, **options)
@@ -60,17 +60,18 @@ def place_work(
     stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> Placed:
-    """The step with these works, where ranks that are left open are searched for, too.
+    """Solve the step with these works, and choose the ranks that are open.
 
+    problem: the step without work.
     works: see `Work`.
     seconds, effort: of all searches together.
-    options: go to each of them (see `solve`).
-    alone: a solved schedule of the step without work, where there is one.
+    alone: a solved schedule of the step without work, if known.
     stop: asked between two searches.
+    options: of each search (see `solve`).
 
-    The step without such work says what it takes at least, and where its gaps are, which the pieces go into first. Then
-    other choices are tried: all that may be shorter where there are few, else pieces go to other ranks one by one, for as
-    long as the step gets shorter. Raises BadInput, Infeasible, NotFound.
+    The step without open work gives a lower bound, and gaps where pieces are put first. Then other choices are tried: all
+    that may be shorter if there are few; else pieces move to other ranks one by one, as long as the step gets shorter.
+    Raises BadInput, Infeasible, NotFound.
     """
     clock, options = Clock(seconds, effort), {"prefer": None, **options}
     step = with_work(problem, *works)
@@ -87,8 +88,8 @@ def place_work(
 
 @dataclass
 class _Search:
-    """What is known while ranks are searched for. alone: the best schedule without open work; least: homes of pieces → what
-    the step takes with them at least, µs; best: the shortest schedule, of `homes`."""
+    """The search for ranks. alone: the best schedule without open work. least: homes of pieces → a lower bound of the step
+    with them, µs. best: the shortest schedule, whose pieces are at `homes`."""
 
     problem: Problem
     works: Sequence[Work]
@@ -101,25 +102,25 @@ class _Search:
     homes: Homes = ()
 
     def placed(self, floor: int) -> Placed:
-        """floor: µs that every choice takes at least."""
+        """Search the choices. floor: a lower bound over every choice, µs."""
         first = [self._in_gaps(), tuple(tuple(homes.tolist()) for homes in homes_of(self.problem, self.works))]
         for homes in dict.fromkeys(first):
             if not self._ends(floor):
                 self._look(homes, FIRST_SHARE * self.clock.total)
-        while (few := self._choices(self._value)) is None and self._moved(floor):
+        while (all_choices := self._choices(self._value)) is None and self._moved(floor):
             pass
-        open_choices = [self.homes] if few is None else few
+        open_choices = [self.homes] if all_choices is None else all_choices
         self.least |= {homes: self._step(homes)[1] for homes in open_choices if homes not in self.least}
         for homes in 2 * sorted(open_choices, key=self.least.__getitem__):
             if not self._ends(floor):
                 self._look(homes, self.clock.left / 2)
         if self.best is None:
             raise NotFound("work: no schedule was found for any choice of ranks in this time")
-        every = None if few is None else min((self.least[homes] for homes in few), default=self._value)
-        return Placed(self.best, max(floor, min(every or 0, self._value)))
+        least = None if all_choices is None else min((self.least[homes] for homes in all_choices), default=self._value)
+        return Placed(self.best, max(floor, min(least or 0, self._value)))
 
     def solved(self, step: Problem, share: float) -> Schedule:
-        """The step, searched for so many seconds."""
+        """A schedule of the step, searched for `share` seconds or effort."""
         hint = None if self.alone is None else _filled(self.alone, step)
         schedule = solve(step, **self.clock.limit(0.0 if self.stop() else share), hint=hint, **self.options)
         self.clock.spend(share)
@@ -134,13 +135,13 @@ class _Search:
         return self._value <= floor or (self.best is not None and over)
 
     def _step(self, homes: Homes) -> tuple[Problem, int]:
-        """The step of a choice, and what it takes at least in closed form."""
+        """The step of a choice, and its closed-form bound, µs."""
         step = with_work(self.problem, *(replace(work, homes=ranks) for work, ranks in zip(self.works, homes, strict=True)))
         small = len(step.passes) <= QUICK_PASSES
         return step, max(step.work, closed_form(step).value if small else 0)
 
     def _look(self, homes: Homes, share: float) -> bool:
-        """Search a choice that may be shorter than the best; whether it is."""
+        """Search a choice if it may be shorter than the best. Returns whether it is."""
         step, least = self._step(homes)
         self.least[homes] = least = max(least, self.least.get(homes, 0))
         if least >= self._value:
@@ -155,7 +156,7 @@ class _Search:
         return shorter
 
     def _choices(self, below: int) -> list[Homes] | None:
-        """All homes that differ and with which each rank computes for less than `below` µs; None where that are many."""
+        """All different choices with which each rank computes for less than `below` µs; None if there are too many."""
         works, choices = self.works, list[Homes]()
         pieces = [
             (work.ranks(self.problem) if work.chosen else (rank,), time if work.stream == "compute" else 0, at > 0 and alike)
@@ -181,7 +182,7 @@ class _Search:
         return None
 
     def _moved(self, floor: int) -> bool:
-        """Whether the step gets shorter where a piece goes to another rank; those that have least to do come first."""
+        """Move one piece to another rank, to the least busy ones first. Returns whether the step got shorter."""
         load = self.best.problem.busy  # type: ignore[union-attr]
         tries = [
             (load[rank] + work.times[piece], number, piece, rank)
@@ -202,8 +203,8 @@ class _Search:
         return False
 
     def _in_gaps(self) -> Homes:
-        """Homes where open pieces lie in the gaps of the step alone, the longest first; where none is left, as `homes_of`
-        has them."""
+        """A choice that puts open pieces into gaps of the step alone, the longest piece first. Pieces that fit no gap stay
+        where `homes_of` has them."""
         assert self.alone is not None
         free = _gaps(self.alone)
         rank = np.repeat(np.arange(self.problem.ranks), [len(row) for row in free])
@@ -224,15 +225,15 @@ def _bound(schedule: Schedule) -> int:
 
 
 def _alike(works: Sequence[Work], number: int) -> bool:
-    """Whether it does not matter which of a work's pieces are where, but how many: they take equally long, and hand nothing
-    on."""
+    """Whether the pieces of a work are interchangeable: its ranks are open, all take equally long, and no other work takes
+    its results nor does it take another's."""
     tied = works[number].takes is not None or any(work.takes == number for work in works)
     return works[number].chosen and not tied and len(set(works[number].times)) == 1
 
 
 def _least_value(problem: Problem, works: Sequence[Work]) -> int:
-    """µs that a step with these works takes at least, whatever ranks do what is open: a rank has no more time for it than
-    its other passes leave, and takes whole pieces."""
+    """A lower bound of a step with these works over every choice, µs: a rank has only the time that its other passes leave,
+    and runs whole pieces."""
     busy = problem.busy.copy()
     for work in works:
         if not work.chosen and work.stream == "compute":
@@ -254,7 +255,7 @@ def _least_value(problem: Problem, works: Sequence[Work]) -> int:
 
 
 def _gaps(schedule: Schedule) -> list[Ints]:
-    """Of each rank the µs before each of its passes, and behind its last one."""
+    """For each rank the idle µs before each of its passes, and behind the last one."""
     gaps, timeline, value = [], schedule.timeline(), round(schedule.timeline().makespan)
     for rank in range(schedule.problem.ranks):
         times = [timeline[name] for name in schedule.order[f"compute:{rank}"]]
@@ -264,8 +265,8 @@ def _gaps(schedule: Schedule) -> list[Ints]:
 
 
 def _filled(alone: Schedule, step: Problem) -> Schedule | None:
-    """The step in the order of the one with less work, its further pieces in turn in the first gaps that have room for them;
-    None where their moments forbid that."""
+    """A schedule of the step from one with less work: the order of that, with further pieces in turn in the first gaps that
+    are long enough. None if a piece depends on other passes or does not compute."""
     order, p, e, known = dict(alone.order), step.passes, step.edges, alone.problem.index
     new = np.array([name not in known for name in step.names])
     tied = (new[e.before] != new[e.after]) | (new[e.before] & (e.carries > 0))
@@ -289,12 +290,12 @@ def _filled(alone: Schedule, step: Problem) -> Schedule | None:
 class Room:
     """Equal pieces of work beside a step that does not get longer by them.
 
-    value: µs of the step, with the work and without.
-    pieces: on each of the ranks, or on all together, as many as `schedule` does.
-    most: no order of the step does more of them without being longer, proven; `pieces` where nothing is left open. Where
-        microbatches differ, no order that runs each stage's microbatches by number.
-    share: of all ranks' time in the step, what the pieces take.
-    bubble: of the same, what the step without work leaves idle.
+    value: µs of the step, with and without the work.
+    pieces: how many `schedule` does, on each of the ranks or on all together.
+    most: a proven upper bound on the pieces in any order of the step without making it longer. If microbatches differ, it
+        holds for orders that run each stage's microbatches by number.
+    share: the share of all ranks' time in the step that the pieces take.
+    bubble: the share that the step without work leaves idle.
     """
 
     value: int
@@ -315,19 +316,19 @@ def work_room(
     effort: float | None = None,
     **options: Any,
 ) -> Room:
-    """How many pieces of `piece` µs each of the `ranks` can do within a step, at any moment, at no cost; or all of them
-    `together`, whichever does how many.
+    """How many equal pieces of work fit into a step, at any moment, without making it longer.
 
-    seconds, effort: of each of the searches, about five: one of the step alone, then one a number of pieces.
-    options: go to each of them (see `place_work`); `alone` and `stop` are for all.
-    Raises BadInput, Infeasible, NotFound.
+    piece: µs of a piece.
+    ranks, together: each of these ranks does as many pieces; with `together` the number is that of all, however shared.
+    seconds, effort: of each of about five searches: one of the step alone, then one for each number of pieces tried.
+    options: of each search (see `place_work`), and its `alone` and `stop`. Raises BadInput, Infeasible, NotFound.
     """
     if not ranks:
         raise BadInput("work: on one rank at least")
     if problem.objective != "makespan":
         raise BadInput(f"work: objective '{problem.objective}': what fits for nothing is asked of a makespan")
     ranks = tuple(dict.fromkeys(ranks))
-    with_work(problem, *(Work(rank, piece) for rank in ranks))  # what cannot be raises before the search
+    with_work(problem, *(Work(rank, piece) for rank in ranks))  # raises BadInput before the search
     search: dict[str, Any] = {"seconds": seconds, "effort": effort, **options}
     base, stop = search.pop("alone", None) or place_work(problem, **search).schedule, options.get("stop", lambda: False)
     value = round(base.timeline().value)

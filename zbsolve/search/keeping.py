@@ -1,8 +1,8 @@
-"""Frontiers of one step beside each other: with activations kept alone, and with those recomputed, offloaded, or both;
-and bounds that hold whatever stages keep, and for slices of any lengths.
+"""Frontiers of one step side by side: with all activations kept, with recompute, with offload, and with both. Also bounds
+that hold for every choice of recompute and offload, and for any slices.
 
-Each further frontier is a race at each memory limit (`solve_auto`), from the tightest up: a schedule that fits less memory
-also fits more, and one with less to choose from is one of those with more.
+Each further frontier is a race (`solve_auto`) at each memory limit, from the tightest up: a schedule that fits less memory
+also fits more, and a schedule of a frontier with fewer choices is also one of a frontier with more.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ from .state import State
 
 
 def bound_of_every_choice(profile: Profile, step: Step) -> int:
-    """µs that no schedule of the step takes less than, whatever is recomputed or offloaded where that is open.
+    """A lower bound of the step, µs, for every choice of recompute and offload that is open.
 
-    Passes that make activations again, and copies, only come on top of the step that keeps all, and memory only takes
-    schedules away: so bounds of that step without a limit of memory hold. Copies that are given count where nothing can be
-    recomputed, which would make them shorter. Where copies alone are open, bounds of `bound_over_choices` within the memory
-    hold too. Where the vocabulary's place is open, the least of its choices counts. Raises BadInput for an open placement,
-    partition or number of gathers.
+    Recompute and copies only add passes to the step that keeps everything, and a memory limit only excludes schedules. So
+    bounds of that step without a memory limit hold. Given copies count if recompute is not open, which could shorten them.
+    If only offload is open, bounds of `bound_over_choices` within the memory hold too. If the vocabulary is open, the least
+    bound of its choices counts. Raises BadInput for an open placement, partition or number of gathers.
     """
     if is_auto(step.vocabulary):
         return min(bound_of_every_choice(profile, closed) for _, closed in vocabularies(step))
@@ -59,27 +58,28 @@ def bound_of_every_choice(profile: Profile, step: Step) -> int:
     host = None if profile.host is None else replace(profile.host, memory=None)
     bounds = [closed_form(plain.problem(replace(profile, capacity=None, host=host))).value]
     if away and not again:
-        with suppress(Infeasible):  # copying less may fit where a copy of all does not: then the first alone holds
+        with suppress(Infeasible):  # copying less may fit where copying everything does not: then the first bound remains
             bounds.append(bound_over_choices(replace(step, offload=FULL).problem(profile)).value)
     return max(bounds)
 
 
 class OfAnySlices(NamedTuple):
-    """bound: µs that no schedule in two slices or more takes less than. longer_from: so many slices or more, as many as the
-    sequence's tokens allow, all take longer than the value that was asked about; None: nothing is proven of that."""
+    """bound: a lower bound of every schedule in two slices or more, µs. longer_from: with so many slices or more, up to the
+    tokens of the sequence, every schedule is longer than the value that was asked about; None: not proven."""
 
     bound: int
     longer_from: int | None
 
 
 def bound_of_any_slices(profile: Profile, step: Step, layers: Sequence[int], value: int) -> OfAnySlices | None:
-    """What the busiest rank computes, in any slices, beside schedules of `value` µs. layers: of each stage.
+    """A lower bound for any slices of a step: the work of the busiest rank. layers: of each stage. value: µs, see
+    `OfAnySlices.longer_from`.
 
-    Slices share out what a whole sequence takes, and where they were measured each takes more beside, however long it is
-    (see `SliceExtra`). What goes with length is in sum the same for any lengths; what goes with length and position is at
-    most half of what its slope makes of the sequence. Where ranks make each other's attention, the mean over ranks counts.
-    None where ranks or microbatches are unlike, messages occupy their senders or a vocabulary is sharded: rounded parts may
-    be below the whole there. Raises BadInput, Infeasible.
+    Slices share the time of the whole sequence, and each has its measured extra (see `SliceExtra`), whatever its length. An
+    extra in proportion to length has the same sum for any lengths; one in proportion to length and position sums to at most
+    half of its slope times the sequence. With attention exchange the mean over ranks counts. None if ranks or microbatches
+    differ, if messages block their sender, or if a vocabulary is sharded: rounded parts may be below the whole there.
+    Raises BadInput, Infeasible.
     """
     blocking = profile.link.blocking if step.blocking is None else step.blocking
     unlike = profile.rank_factors or profile.microbatch_factors
@@ -97,7 +97,7 @@ def bound_of_any_slices(profile: Profile, step: Step, layers: Sequence[int], val
 
 
 def _works(profile: Profile, problem: Problem, microbatches: int, tokens: int) -> Floats:
-    """µs that each rank computes at least in 2, 3, … slices, as many as there are tokens; shape (ranks, numbers)."""
+    """µs that each rank computes at least in 2, 3, … slices, up to the number of tokens; shape (ranks, numbers)."""
     counts = np.arange(2, min(tokens, MAX_SLICES) + 1)
     p = problem.passes
     works = np.bincount(p.rank, p.duration, problem.ranks)[:, None] + np.zeros(len(counts))
@@ -110,21 +110,20 @@ def _works(profile: Profile, problem: Problem, microbatches: int, tokens: int) -
 
 
 KEPT, RECOMPUTED, OFFLOADED, BOTH = "keep only", "recompute", "offload", "both"
-WITHIN = {RECOMPUTED: (KEPT,), OFFLOADED: (KEPT,), BOTH: (KEPT, RECOMPUTED, OFFLOADED)}  # whose schedules count too
+WITHIN = {RECOMPUTED: (KEPT,), OFFLOADED: (KEPT,), BOTH: (KEPT, RECOMPUTED, OFFLOADED)}  # frontiers with fewer choices
 EVERY_CHOICE = "without a limit of memory, and whatever is kept, recomputed or offloaded: "
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Frontiers by name, the first with what the step says of activations where nothing is left open. `bound`: µs that no
-    schedule of any of them is below."""
+    """Frontiers by name; in the first nothing is open. bound: a lower bound of the schedules of all, µs."""
 
     frontiers: dict[str, Frontier]
     bound: int
 
     @property
     def first(self) -> Frontier:
-        """The frontier in which nothing was left open."""
+        """The frontier in which nothing was open."""
         return next(iter(self.frontiers.values()))
 
     def to_json(self) -> dict[str, Any]:
@@ -147,9 +146,11 @@ def curves(
     stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> Curves:
-    """The frontiers of a step that leaves recompute, offload or both open (see `frontier`), in equal parts of `seconds` or
-    `effort`. Half of a part goes to `points` limits, half to those points of the others between them where less time may be
-    possible. Raises BadInput, Infeasible."""
+    """The frontiers of a step with recompute, offload or both open.
+
+    points, progress, stop, options: as in `frontier`. seconds, effort: of all frontiers, in equal parts. Half of a further
+    frontier's part goes to `points` limits, half to peaks of known schedules between them where a shorter step may exist.
+    Raises BadInput, Infeasible."""
     if is_auto(step.offload):
         known_host(profile.host)
     if not isinstance(step.partition, Partition):  # bounds are about the layers that stages have without a limit of memory
@@ -175,7 +176,7 @@ def curves(
 
 
 def _steps(step: Step) -> dict[str, Step]:
-    """The steps of the frontiers by name: as closed as may be, then with what is open, one by one and together."""
+    """The steps of the frontiers by name: with nothing open, then with each open field alone, then with both."""
     again, away, plain = is_auto(step.recompute), is_auto(step.offload), all_kept(step)
     steps = {KEPT: plain}
     if again:
@@ -190,8 +191,8 @@ def _named(progress: Callable[[str, State], None] | None, name: str) -> Callable
 
 
 def _limits(profile: Profile, step: Step, base: Frontier, points: int) -> list[int]:
-    """Memory limits, from the least that any choice may do with to what the best schedule that keeps all takes; of the
-    frontier where all is kept, where that has points."""
+    """Memory limits: from the least in which any choice may fit to the peak of the best schedule that keeps everything.
+    Where the first frontier has points, limits are moved to the nearest of them."""
     least = base.points[0].memory
     for _, _, plain_step in closed_steps(step):
         try:
@@ -211,7 +212,7 @@ def _limits(profile: Profile, step: Step, base: Frontier, points: int) -> list[i
 
 @dataclass
 class _Race:
-    """One frontier: the step, the frontiers whose schedules count too, and what was found from the tightest limit up."""
+    """The search for one frontier. others: frontiers with fewer choices, whose schedules count too."""
 
     profile: Profile
     step: Step
@@ -225,12 +226,12 @@ class _Race:
         self.raced = set[int]()
 
     def best(self, limit: int) -> Point | None:
-        """The shortest known that fits."""
+        """The shortest known schedule that fits, or None."""
         fitting = [point for point in self.found if point.memory <= limit]
         return min(fitting, key=lambda point: (point.value, point.memory), default=None)
 
     def solve_each(self, limits: Sequence[int], clock: Clock, keep: float, options: dict[str, Any]) -> None:
-        """Look at one limit after the other, until no more than `keep` is left on the clock."""
+        """Race at one limit after the other, until no more than `keep` is left on the clock."""
         for i, limit in enumerate(limits):
             if clock.left > keep and not options["stop"]():
                 part = clock.limit((clock.left - keep) / (len(limits) - i))
@@ -239,18 +240,18 @@ class _Race:
                 clock.spend(part.get("effort", 0.0))
 
     def between(self) -> list[int]:
-        """Memory that schedules of other limits take and that was not raced itself, where more memory gives a shorter
-        schedule. Perhaps that memory gives a shorter one too."""
+        """Peaks of known schedules that are not yet limits, and above which more memory gives a shorter schedule: perhaps a
+        shorter schedule fits them too."""
         known = sorted({point.memory for point in self.found})
         return [at for at, above in pairwise(known) if self._value(at) > self._value(above) and at not in self.raced]
 
     def _value(self, limit: int) -> float:
-        """The shortest known that fits, µs."""
+        """The value of `best`, µs; infinite if there is none."""
         best = self.best(limit)
         return math.inf if best is None else best.value
 
     def solve(self, limit: int, options: dict[str, Any]) -> None:
-        """Look for a shorter schedule within so much memory."""
+        """Race for a shorter schedule within so much memory."""
         best = self.best(limit)
         if best is not None:
             if best.value <= self.base.free_bound:
@@ -274,7 +275,7 @@ class _Race:
         self.found.append(Point(limit, peak, certificate.value, **self.proven, **by))
 
     def frontier(self) -> tuple[Point, ...]:
-        """All points by rising memory, each with the shortest schedule that fits."""
+        """All points by rising memory, each with its shortest schedule."""
         limits = sorted({point.memory for point in self.found})
         shortest = [(limit, best) for limit in limits if (best := self.best(limit)) is not None]
         return tuple(replace(best, memory=limit) for limit, best in shortest)

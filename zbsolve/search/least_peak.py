@@ -1,8 +1,8 @@
-"""Among schedules of one value, one that needs little memory: the value is kept, and the memory of all ranks is lowered.
+"""Among schedules of one value, one with a low memory peak.
 
-Each question is whether the value can be had within less memory. It is searched like the value itself, in a problem of less
-capacity, and ends at the first schedule of that value or at a bound above it. Bisection asks few questions. A schedule says
-how much it really needs, and a bound says how much every schedule needs.
+A *question* is whether some schedule of this value fits less memory. It is searched like the value itself, in a problem of
+less capacity, and ends at the first schedule of that value or at a bound above it. Bisection over the memory needs few
+questions: each schedule found lowers the peak, each refuted question raises the floor.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ..verifier import verify
 from .state import LARGE_PASSES, State, fullness, rooms
 
 PREFER_TIME, PREFER_MEMORY = PREFERENCES = ("time", "memory")
-TOLERANCE = Fraction(1, 100)  # of the value that "memory" may give up
-VALUE_SHARE = 0.6  # of the time goes to the value and its bound where memory, or steps whose times vary, are preferred
-# Where time is preferred: the share of what is left, and as long as the search for the value took, or so many seconds.
+TOLERANCE = Fraction(1, 100)  # how much longer than the best value schedules may be for "memory"
+VALUE_SHARE = 0.6  # of all the time, for the search for the value if something else than time is preferred
+# If time is preferred, this search has this share of the time left; and at most as long as the first one or MIN_SECONDS.
 LEFT_SHARE, MIN_SECONDS = 0.25, 1.0
-CLOSE = Fraction(1, 100)  # of a peak: less is not worth a question but the last
-QUESTION_SHARE = 0.34  # of the time left for one question
-MAX_UNANSWERED = 3  # questions in all, after which the search gives up
-CLOSED_FORM_EFFORT = 2e-6  # a pass, for bounds in closed form
+CLOSE = Fraction(1, 100)  # of a peak: with less between floor and peak, one last question is asked
+QUESTION_SHARE = 0.34  # of the time left, for one question
+MAX_UNANSWERED = 3  # the search gives up after so many unanswered questions
+CLOSED_FORM_EFFORT = 2e-6  # effort a pass that is counted for closed forms
 
 Ask = Callable[[State, str, int, str], None]  # searches until the state is done, by method, seed and solver
 
 
 @dataclass(frozen=True)
 class LeastPeak:
-    """What the search for less memory came to. schedule: the one with the least peak, found by `solver`; before: the one it
-    began with; floor: what every schedule of at most `enough` µs needs on its fullest rank, as far as proven, in bytes or
-    as a share of the capacity (see `fullness`)."""
+    """The state of the search for less memory. schedule: the one with the lowest peak so far, found by `solver`. before: the
+    one that the search began with. floor: a proven lower bound on the peak of every schedule of at most `enough` µs, in
+    bytes or as a share of the capacity (see `fullness`)."""
 
     schedule: Schedule
     before: Schedule
@@ -52,7 +52,7 @@ class LeastPeak:
 
     @property
     def proven(self) -> bool:
-        """No schedule of at most `enough` µs has a smaller peak."""
+        """Whether no schedule of at most `enough` µs has a lower peak."""
         return self.floor >= fullness(self.schedule)
 
 
@@ -63,7 +63,7 @@ def value_clock(seconds: float, effort: float | None, prefer: str | Aim | None) 
 
 
 def second_clock(seconds: float, effort: float | None, prefer: str | Aim, used: float) -> Clock | None:
-    """The clock of the search for what is preferred, after the other one used so much; None where nothing is left."""
+    """The clock of the second search, for what is preferred. used: by the search for the value. None: no time is left."""
     left = (seconds if effort is None else effort) - used
     if prefer == PREFER_TIME:
         left = min(LEFT_SHARE * left, max(MIN_SECONDS, used))
@@ -71,11 +71,11 @@ def second_clock(seconds: float, effort: float | None, prefer: str | Aim, used: 
 
 
 def least_peaks(begin: Schedule, prefer: str, clock: Clock, seed: int, ask: Ask) -> Iterator[LeastPeak]:
-    """Schedules with smaller and smaller peaks from `begin`, as long as the clock has time: of its value where time is
-    preferred, else of at most 1 % more. The first comes at once.
+    """Schedules with lower and lower peaks, from `begin` on, while the clock has time. They have its value if time is
+    preferred, else at most 1 % more. The first comes at once.
 
-    ask: how a question is searched for an answer. Schedules are verified. A proof is about schedules whose lanes run in
-    table order, as bounds are. Large problems are left as they are: one question would take too long.
+    ask: searches the answer of a question. The floor holds for schedules whose lanes run in table order, as bounds do. Large
+    problems are left as they are, since one question would take too long.
     """
     value = int(begin.timeline().value)
     least_peak = LeastPeak(begin, begin, value if prefer == PREFER_TIME else int(value * (1 + TOLERANCE)))
@@ -108,8 +108,8 @@ def least_peaks(begin: Schedule, prefer: str, clock: Clock, seed: int, ask: Ask)
 
 
 def _or_named(least_peak: LeastPeak, clock: Clock) -> LeastPeak:
-    """The schedule, or a named order that is as short and has a smaller peak: a search that ends with its first schedule may
-    not have looked at those."""
+    """The schedule, or a named order that is as short and has a lower peak: the search for the value may have ended before
+    it tried those."""
     problem = least_peak.schedule.problem
     for name, order in presets_of(problem):
         if clock.left <= 0:
@@ -122,7 +122,7 @@ def _or_named(least_peak: LeastPeak, clock: Clock) -> LeastPeak:
 
 
 def _answer(state: State, problem: Problem, enough: int) -> Schedule | None:
-    """The schedule that answers a question, on the problem itself; none where messages that wait do not fit."""
+    """The schedule that answers a question, on the original problem; None if there is none, or its messages do not fit."""
     if state.schedule is None or state.value > enough:
         return None
     order = Schedule(problem, state.schedule.order, state.schedule.syncs)
@@ -130,22 +130,22 @@ def _answer(state: State, problem: Problem, enough: int) -> Schedule | None:
 
 
 def _below(problem: Problem, level: Fraction) -> Problem:
-    """The problem with so much memory that the fullness of its schedules is below `level`."""
+    """The problem with its memory lowered so that schedules have a `fullness` below `level`."""
     return replace(problem, capacity=_room_below(problem, level))
 
 
 def _room_below(problem: Problem, level: Fraction) -> tuple[int, ...]:
-    """Bytes of each rank below that level, and no more than the problem has."""
+    """The capacity of each rank for `_below`, bytes."""
     edges, parts = problem.edges, np.zeros(problem.ranks, np.int64)
     np.gcd.at(parts, problem.passes.rank[edges.before], edges.bytes)
-    # All bytes that a rank holds are multiples of its part: less than one of it is of no use.
+    # What a rank holds is a multiple of `parts`, so its capacity is rounded down to one.
     each = zip(rooms(problem), np.maximum(parts, 1).tolist(), strict=True)
     room = [max(0, ceil(level * limit) - 1) // part * part for limit, part in each]
     return tuple(room if problem.capacity is None else map(min, room, problem.capacity))
 
 
 def _next_level(problem: Problem, low: Fraction, high: Fraction) -> Fraction | None:
-    """The level to ask for, where nothing was found below `low` and a schedule has `high`; None where nothing is left."""
+    """The level of the next question. low: below it nothing was found. high: of the best schedule. None: nothing is left."""
     if low >= high:
         return None
     middle = (low + high) / 2
@@ -154,8 +154,8 @@ def _next_level(problem: Problem, low: Fraction, high: Fraction) -> Fraction | N
 
 
 def _floor(problem: Problem, enough: int, high: Fraction, clock: Clock) -> Fraction:
-    """The highest level below which closed forms show no schedule of at most `enough` µs; `high` is tried first, for then
-    nothing is left to ask."""
+    """The highest level below which closed forms exclude schedules of at most `enough` µs. `high` is tried first, since then
+    no question is left."""
     low = Fraction(0)
     clock.spend(CLOSED_FORM_EFFORT * len(problem.passes))
     if _impossible(_below(problem, high), enough):
@@ -172,6 +172,6 @@ def _floor(problem: Problem, enough: int, high: Fraction, clock: Clock) -> Fract
 
 
 def _impossible(problem: Problem, enough: int) -> bool:
-    """Whether closed forms show that no schedule has at most `enough` µs."""
+    """Whether closed forms exclude schedules of at most `enough` µs."""
     capacity = np.array(problem.capacity)
     return bool((problem.taken > capacity[problem.passes.rank]).any()) or closed_form(problem).value > enough

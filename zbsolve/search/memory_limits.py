@@ -1,7 +1,5 @@
-"""A step within one memory limit after another: what is found and proven at one limit holds at others.
-
-A schedule that fits less memory also fits more, and a bound proven for more memory also holds for less.
-"""
+"""One step under several memory limits. A schedule that fits less memory also fits more, and a bound that is proven for
+more memory also holds for less; so each limit uses the results of the others."""
 
 from __future__ import annotations
 
@@ -23,14 +21,14 @@ from .certify import check_bound
 from .task import Answer, Task
 from .task_runner import TaskRunner
 
-ROUND = 4  # limits that are drawn at once where effort is the limit: neighbours help each other
+ROUND = 4  # limits that are drawn at once if effort is the limit; few, since neighbours help each other
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One memory limit. `memory`: bytes of every rank, parameters and optimizer state included; `peak`: bytes that the
-    schedule needs of them on its fullest rank; `value`, `bound` in µs; `proof`: where the bound comes from; `solver`:
-    who found the schedule; `seconds` spent here; `choice`: what becomes of activations, where that was left open."""
+    """The result at one memory limit. memory: bytes of every rank, with parameters and optimizer state. peak: bytes that the
+    schedule needs on its fullest rank. value, bound: µs. proof: where the bound comes from. solver: what found the schedule.
+    seconds: spent at this limit. choice: recompute and offload, if they were "auto"."""
 
     memory: int
     peak: int
@@ -48,7 +46,7 @@ class Point:
         return relative_gap(self.value, self.bound)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the schedule, and the gap and status."""
+        """All fields but the schedule, and gap and status."""
         body = {name: getattr(self, name) for name in ("memory", "peak", "value", "bound", "proof", "solver", "seconds")}
         body |= {"choice": self.choice} if self.choice else {}
         return {**body, "gap": self.gap, "status": "optimal" if self.bound >= self.value else "feasible"}
@@ -56,8 +54,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A schedule of the literature here: `memory` bytes it needs of its fullest rank, `value` µs, `work` µs of its busiest
-    rank."""
+    """A named schedule on this step. memory: bytes that its fullest rank needs. value: µs. work: µs of its busiest rank."""
 
     name: str
     memory: int
@@ -66,7 +63,8 @@ class Named:
 
 
 class MemoryLimits:
-    """All schedules and bounds found so far, at which limits (None: unlimited), and the time that is left."""
+    """All schedules and bounds found so far with their limits (None: unlimited), and the time left. free: the step without
+    a limit. fixed: bytes of each rank beside activations, shape (ranks,)."""
 
     def __init__(
         self,
@@ -85,7 +83,7 @@ class MemoryLimits:
         self.proven: list[tuple[int | None, Certificate]] = []  # limit, and the bound that was proven there
         self.spent: dict[int | None, float] = {}
         self.limits: list[int] = []
-        self.sound: set[int] = set()  # schedules that were verified in the very memory that they need, by identity
+        self.sound: set[int] = set()  # ids of schedules that were verified in exactly the memory that they need
         for name, schedule in known_orders(free):
             self.found.append((int(schedule.timeline().value), needs(schedule, fixed), name, schedule))
 
@@ -96,12 +94,12 @@ class MemoryLimits:
         return replace(self.free, capacity=tuple((limit - self.fixed).tolist()))
 
     def best(self, limit: int | None) -> tuple[int, int, str, Schedule] | None:
-        """The shortest schedule known that fits, and of those the one that needs least."""
+        """The shortest known schedule that fits; of equal ones the one that needs least memory."""
         fitting = [row for row in self.found if limit is None or row[1] <= limit]
         return min(fitting, key=lambda row: row[:2], default=None)
 
     def bound(self, limit: int | None) -> tuple[int | None, Certificate] | None:
-        """The highest bound known: of this limit or more memory."""
+        """The highest known bound, proven at this limit or with more memory."""
         holds = [row for row in self.proven if row[0] is None or (limit is not None and row[0] >= limit)]
         return max(holds, key=lambda row: row[1].bound, default=None)
 
@@ -119,10 +117,8 @@ class MemoryLimits:
         self.solve_each(iter(shares), 1)
 
     def solve_each(self, shares: Iterator[tuple[int | None, float, str]], count: int) -> None:
-        """Spend a share of the time left on each limit, under its label, from the best schedule that fits.
-
-        count: how many there are: where workers would be idle each gets the time of several.
-        """
+        """`solve` for `count` limits. Each search starts from the best schedule that fits. With several workers each limit
+        gets more wall time."""
         at_once = min(count, self.runner.count)
         try:
             for answer in self.runner.answers((self._task(*share, at_once) for share in shares), ROUND):
@@ -145,7 +141,7 @@ class MemoryLimits:
         return Task((limit, granted), problem, options, None, label)
 
     def _keep(self, answer: Answer) -> None:
-        """Where nothing was found a schedule of less memory may still fit. What is proven early gives its share back."""
+        """Keep the answer's schedule, if there is one. A limit that is closed early gives its share of the effort back."""
         limit, granted = answer.task.of
         if answer.schedule is not None:
             self.keep(limit, answer.schedule)
@@ -156,7 +152,7 @@ class MemoryLimits:
         self.spent[limit] = self.spent.get(limit, 0.0) + took
 
     def keep(self, limit: int | None, schedule: Schedule) -> None:
-        """Note a schedule, with the memory it really needs, and its bound."""
+        """Keep a schedule with the memory that it really needs, and its bound."""
         certificate = schedule.certificate
         assert certificate is not None
         row = certificate.value, needs(schedule, self.fixed), certificate.solver, schedule
@@ -165,7 +161,7 @@ class MemoryLimits:
         self.proven.append((limit, certificate))
 
     def verified(self, row: tuple[int, int, str, Schedule]) -> None:
-        """Verify a schedule in the memory that it needs, once: it then holds in more too."""
+        """Verify a schedule once, in the memory that it needs: then it is valid with more memory too."""
         _, memory, _, schedule = row
         if id(schedule) not in self.sound:
             problem = self.problem(memory)
@@ -173,8 +169,8 @@ class MemoryLimits:
             self.sound.add(id(schedule))
 
     def plan(self, points: int) -> None:
-        """The limits: from the least to the unlimited optimum's peak, evenly by ratio of activation memory; and the peaks
-        of the named schedules between."""
+        """Choose the limits: from the least possible to the peak of the best unlimited schedule, in equal ratios of
+        activation memory; and the peaks of named schedules between."""
         need = one_microbatch_needs(self.free)[: self.free.ranks]
         least, best = int((self.fixed + need).max()), self.best(None)
         if best is None:
@@ -187,8 +183,8 @@ class MemoryLimits:
         self.limits = sorted({min(max(at, least), top) for at in ladder} | {least, top} | named)
 
     def down(self) -> None:
-        """Every limit once, the roomiest first: its bound holds for all below. Where time is over before, tight ones that
-        have no schedule yet, until one has."""
+        """Solve every limit once, from the largest down, since its bound holds for all below. When the time is up, solve the
+        tightest ones without a schedule until one has a schedule."""
 
         def shares() -> Iterator[tuple[int | None, float, str]]:
             for i, limit in enumerate(reversed(self.limits)):
@@ -204,7 +200,7 @@ class MemoryLimits:
             self.solve((limit, 1.0, "the least memory"))
 
     def up(self) -> None:
-        """Open limits again, the tightest first: its schedule starts the next."""
+        """Solve open limits again, from the tightest up: each schedule starts the next search."""
 
         def shares() -> Iterator[tuple[int | None, float, str]]:
             for i, limit in enumerate(self.limits):
@@ -236,12 +232,12 @@ class MemoryLimits:
 
 
 def needs(schedule: Schedule, fixed: Ints) -> int:
-    """Bytes a rank that `schedule` needs on its fullest rank, with the `fixed` ones and for messages that wait."""
+    """Bytes that `schedule` needs on its fullest rank, with the `fixed` ones and those for messages that wait."""
     return int((fixed + needed(schedule)).max())
 
 
 def known_orders(problem: Problem) -> list[tuple[str, Schedule]]:
-    """The schedules of the literature that a problem knows and all its pools hold, without two names for one order."""
+    """The named schedules of a problem that are valid, without two names for one order."""
     orders: list[tuple[str, Schedule]] = []
     for name, schedule in presets_of(problem):
         if all(schedule.order != other.order for _, other in orders) and not verify(problem, schedule):

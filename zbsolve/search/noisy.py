@@ -1,9 +1,9 @@
-"""The order that is best where times vary, at the mean of steps or at one of their quantiles: sample average approximation.
+"""The order that is best where times vary, by the mean or a quantile of its steps: sample average approximation.
 
-A sample of steps is drawn once, and all orders see it (common random numbers). Passes are moved along critical paths of
-steps that count: of all for the mean, of long ones for p95. Annealing takes moves that make the sample's aim worse, less and
-less of them. It begins with several of the solver's orders. What looks best by luck of the sample does not stay so: the best
-of each search are held against each other on a second sample, and numbers are told of a third that nothing was chosen by.
+A sample of steps is drawn once, and all orders see it (common random numbers). Annealing starts from several of the solver's
+orders and moves passes along critical paths of steps that count: of all steps for the mean, of long ones for p95. Moves that
+worsen the sample's aim are accepted less and less often. To avoid overfitting to the sample, the best orders are compared on
+a second one, and the reported numbers come from a third.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from ..verifier import verify
 from .certify import certified_as
 
 NOISE_SOLVER = "search where times vary"
-FOUND, SHORTEST = "this order", "the shortest by the given times"  # what numbers are told of
-# Steps of the sample that moves are made by, fewer of a long step, but some; steps that orders are compared by.
-SAMPLE, SAMPLED_PASSES, LEAST_SAMPLE = 1024, 2**21, 64
-FIRST, COMPARED, TOLD, MOST_PASSES = 500, 4_000, 10_000, 20_000_000  # at first and in the end; that are told; of all passes
-SEEDS = 1 << 40  # apart: of the sample, of what is compared, and of what is told
-LONGER, STARTS = 0.1, 24  # by the given times than the shortest, at most; so many orders are looked at
-SEARCHES, FIRST_SHARE = 4, 0.5  # orders that searches begin with; of the time for all of them, the rest is for the best
-HOT, COLD = 2e-4, 1e-5  # of the aim: what is taken as a worse order, at first and in the end
-TURN_SECONDS, SECONDS_PER_DRAWN_PASS, MIN_TURNS = 0.2, 4e-10, 20  # of one round; what a turn takes
-REACH, FARTHER = 16, 0.6  # places that a pass moves at most; how often it goes one farther
+FOUND, SHORTEST = "this order", "the shortest by the given times"  # names of the two orders that are reported
+SAMPLE, SAMPLED_PASSES, LEAST_SAMPLE = 1024, 2**21, 64  # steps of annealing's sample; passes of all its steps; least steps
+# Steps by which starts are ranked, the best orders are compared, and the result is reported; passes of all of them.
+FIRST, COMPARED, TOLD, MOST_PASSES = 500, 4_000, 10_000, 20_000_000
+SEEDS = 1 << 40  # between the seeds of the three samples
+LONGER, STARTS = 0.1, 24  # starts are at most so much longer than the shortest order by the given times; their number
+SEARCHES, FIRST_SHARE = 4, 0.5  # annealed starts; their share of the time: the best of them has the rest
+HOT, COLD = 2e-4, 1e-5  # annealing temperature at first and in the end, as a share of the aim
+TURN_SECONDS, SECONDS_PER_DRAWN_PASS, MIN_TURNS = 0.2, 4e-10, 20  # of one round of turns; of a turn, per pass and step
+REACH, FARTHER = 16, 0.6  # places that a pass moves at most; the chance of each further place
 
 # --- Compiled ---
 
 
 class Drawn(NamedTuple):
-    """The sample and what is known of it. took: µs of each pass; ends: when it ends by the order in the tables; new: by one
-    that is tried, where `changed`, shape (passes,); each else of shape (passes, steps). values: µs of each step. best: the
-    best order. aims: its aim and that of the order in the tables, µs."""
+    """The sample and its times. took: µs of each pass; ends: when it ends under the current order; new: under the order that
+    is tried, if `changed`; shape (passes, steps) each, `changed` (passes,). values: µs of each step. best: the best order.
+    aims: the aim of the best and of the current order, µs."""
 
     took: Floats
     ends: Floats
@@ -60,7 +60,7 @@ class Drawn(NamedTuple):
 
 @kernel
 def _anneal(t: OrderTables, s: Drawn, share: float, turns: int, heat: float, seed: int) -> None:
-    """Take so many turns at this heat, a share of the aim. share: of steps that the aim is not exceeded by; 0: the mean."""
+    """Take so many turns. heat: the temperature, as a share of the aim. share: the quantile that is the aim; 0: the mean."""
     np.random.seed(seed)
     time_all(t)
     s.changed[:] = True
@@ -107,8 +107,8 @@ def _anneal(t: OrderTables, s: Drawn, share: float, turns: int, heat: float, see
 
 @kernel
 def _run(t: OrderTables, s: Drawn, low: int, into: Floats) -> None:
-    """Ends of the passes that changed, and of what follows from them, from place `low` of `sorted` on. A pass whose ends are
-    as before has not changed."""
+    """Compute the ends of changed passes and of those that depend on them, from place `low` of `sorted` on. A pass whose
+    ends stay the same is no longer changed."""
     passes, links = t.passes, t.links
     for at in range(low, len(t.order)):
         i = t.sorted[at]
@@ -145,8 +145,8 @@ def _values(t: OrderTables, s: Drawn) -> None:
 
 @kernel
 def _aim(values: Floats, share: float) -> float:
-    """The mean; or the mean of steps about the quantile, which depends less on the sample's luck than one step does: half as
-    many on each side as are behind it."""
+    """The mean; or a quantile, as the mean of the steps around it, which varies less than one step does: on each side half
+    as many as are above the quantile."""
     if share == 0:
         return float(values.mean())
     middle, aside = int(share * len(values)), int((1 - share) / 2 * len(values))
@@ -155,8 +155,8 @@ def _aim(values: Floats, share: float) -> float:
 
 @kernel
 def _choice(t: OrderTables, s: Drawn, d: int) -> tuple[int, int, bool]:
-    """A move of a pass that another on its stream waits for on the critical path of step d, or of that one; a = −1 where
-    there is none."""
+    """A random move at a place of the critical path of step d where a pass waits for the one before it on its stream: one of
+    the two passes moves. a = −1: there is no such place."""
     passes, links, order = t.passes, t.links, t.order
     at, end, place, seen = -1, -1.0, -1, 0
     for number in range(len(t.streams)):
@@ -190,41 +190,41 @@ def _choice(t: OrderTables, s: Drawn, d: int) -> tuple[int, int, bool]:
 
 @dataclass(frozen=True, eq=False)
 class LeastUnderNoise:
-    """What the search came to: `drawn` is what its order (`FOUND`) and the one that is shortest by the given times
-    (`SHORTEST`) take in steps that nothing was chosen by."""
+    """The result of the search. drawn: times of its order (`FOUND`), and of the order that is shortest by the given times
+    (`SHORTEST`), in steps that were not used to choose between them."""
 
     aim: Aim
     drawn: UnderNoise
 
     @property
     def this(self) -> Spread:
-        """What the order takes."""
+        """The times of the order that was found."""
         return self.drawn.spreads[FOUND]
 
     @property
     def less(self) -> tuple[float, float, float]:
-        """By which share that is below the shortest's at the aim, and between what that truly is (95 %)."""
+        """By which share it is below the shortest order at the aim, and the 95 % confidence interval."""
         return self.this.less(self.drawn.spreads[SHORTEST], self.aim)
 
     @property
     def bound(self) -> tuple[float, float, float]:
-        """µs that no order is below at the aim, and between what that truly is (95 %)."""
+        """A lower bound for every order at the aim, µs, and its 95 % confidence interval."""
         (mean, off), share = self.this.bound, AIMS[self.aim.what]
         return self.this.bound_at(share) if share else (mean, mean - off, mean + off)
 
     def to_json(self) -> dict[str, Any]:
-        """The aim, what it comes to, and `drawn`."""
+        """The aim, `less`, `bound` and `drawn`."""
         return {"prefer": self.aim.what, "less": self.less, "bound": self.bound, **self.drawn.to_json()}
 
 
 def _holds(schedule: Schedule) -> bool:
-    """Whether it fits all memory."""
+    """Whether it is valid and fits the memory with its messages."""
     return not verify(schedule.problem, schedule) and not lacking(schedule).any()
 
 
 @dataclass(eq=False)
 class NoiseSearch:
-    """One annealing: it begins with a schedule, and `best` is the best that it found."""
+    """One annealing. best: the schedule that it begins with, later the best one found."""
 
     best: Schedule
     aim: Aim
@@ -261,18 +261,18 @@ def best_under_noise(
     clock: Clock,
     told: Callable[[LeastUnderNoise], object] = lambda _: None,
 ) -> Schedule:
-    """The order that is best where times vary, with a certificate of what it takes by the given times.
+    """The order that is best where times vary, with a certificate of its value by the given times.
 
-    shortest: has a certificate, and decides what is asked for.
-    others: orders of the same step to begin with; of another problem where they have a certificate of their own.
-    aim: what the order is to be best at.
-    clock: the time for it. Where orders alone do not decide the memory nothing is moved: the best of them all is taken.
-    told: called with what this order and `shortest` take in steps that nothing was chosen by.
+    shortest: the shortest schedule by the given times, with a certificate.
+    others: further schedules of the same step to start from; those of another problem need certificates.
+    aim: what the order is optimized for.
+    clock: the time for the search. If memory is not decided by orders alone, no pass moves and the best start is taken.
+    told: called with the result, on steps that were not used in the search.
 
     KeyboardInterrupt ends it early.
     """
     assert shortest.certificate is not None
-    aim = replace(aim, noise=replace(aim.noise, shuffled=True))  # few measured steps are no sample: not as they happened
+    aim = replace(aim, noise=replace(aim.noise, shuffled=True))  # measured steps alone would be too small a sample
     seed, starts = shortest.certificate.seed, _near(shortest, others)
     known = {start.problem.digest: start.certificate for start in reversed(starts) if start.certificate is not None}
     ranked = [starts[i] for i in _ranked(starts, aim, seed + SEEDS, FIRST)]
@@ -297,7 +297,7 @@ def best_under_noise(
 
 
 def _near(shortest: Schedule, others: Iterable[Schedule]) -> list[Schedule]:
-    """Those that hold and are not much longer, each once, the shortest first; `shortest` before them."""
+    """`shortest`, then the other valid schedules that are not much longer, without duplicates, the shortest first."""
     schedules, room = [shortest], (1 + LONGER) * shortest.timeline().value
     known = (other for other in others if other.timeline().value <= room)
     for schedule in sorted(known, key=lambda other: other.timeline().value):
@@ -308,12 +308,12 @@ def _near(shortest: Schedule, others: Iterable[Schedule]) -> list[Schedule]:
 
 
 def _draws(schedules: Sequence[Schedule], most: int) -> int:
-    """So many steps of each, fewer of long ones."""
+    """How many steps to draw: `most`, or fewer if the schedules have many passes."""
     return int(np.clip(MOST_PASSES // sum(len(schedule.problem.passes) for schedule in schedules), LEAST_SAMPLE, most))
 
 
 def _ranked(schedules: Sequence[Schedule], aim: Aim, seed: int, draws: int) -> list[int]:
-    """Their numbers, the best by a sample first; of equal ones the first."""
+    """Indices of the schedules, the best by a sample first."""
     named = {str(number): schedule for number, schedule in enumerate(schedules)}
     spreads = under_noise(named, aim.noise, draws=_draws(schedules, draws), seed=seed).spreads
     values = [aim.of(spreads[name].values) for name in named]
@@ -321,7 +321,7 @@ def _ranked(schedules: Sequence[Schedule], aim: Aim, seed: int, draws: int) -> l
 
 
 def try_noise(schedule: Schedule) -> None:
-    """A few turns, so that kernels are compiled."""
+    """Run a few turns, to compile the kernels."""
     aim = Aim("mean", Noise(rank=0.01))
     under_noise({"": schedule}, aim.noise, draws=2)
     NoiseSearch(schedule, aim, 0).go_on(Clock(1.0, 1e-9), 1e-9)

@@ -1,4 +1,4 @@
-"""Batches of sequences of any lengths, packed into microbatches, with a schedule for each class of lengths that comes."""
+"""Batches of sequences of different lengths: packed into microbatches, with one schedule for each class of batches."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .auto import solve_auto
 
 @dataclass
 class PackedSteps:
-    """What a data loader asks for each batch: which sequences go into which microbatch, and the schedule of such a step.
+    """For a data loader: which sequences of a batch go into which microbatch, and a schedule for that step.
 
-    profile, step: as `solve_auto` takes them; the step says no lengths. The profile says how many tokens its sequence has
-        (fact `sequence`), and what attention takes.
-    grain: by which share batches of one class may differ in their work, and single microbatches from the average. A
-        schedule is of the class's work, which is rounded up.
-    options: of `solve_auto`, for a class that comes for the first time.
-    known: the schedules so far.
+    profile, step: as in `solve_auto`; the step has no lengths. The profile has the tokens of its sequence (fact `sequence`)
+        and the times of attention.
+    grain: the relative difference of work within a class of batches, and of single microbatches from the average. The
+        schedule is made for the work of the class, which is rounded up.
+    options: of `solve_auto`, for the first batch of a class.
+    known: the schedules so far, by class.
 
-    A batch of a class that came before takes some milliseconds. Raises BadInput.
+    A batch of a known class takes some milliseconds. Raises BadInput.
     """
 
     profile: Profile
@@ -54,7 +54,7 @@ class PackedSteps:
         self.attention = attention / linear / self.tokens if linear > 0 else 0.0
 
     def batch(self, lengths: Sequence[float]) -> tuple[Packing, Schedule]:
-        """The microbatches of a batch, in the order of the schedule, and that. lengths: tokens of each sequence."""
+        """The microbatches of a batch, in the order of its schedule, and the schedule. lengths: tokens of each sequence."""
         packing = pack(lengths, self.step.microbatches, self.attention)
         kind = self._class(packing, np.asarray(lengths, np.float64))
         if kind not in self.known:
@@ -64,8 +64,8 @@ class PackedSteps:
         return packing.placed(schedule.problem), schedule
 
     def _class(self, packing: Packing, lengths: Floats) -> Lengths:
-        """As `--lengths` says them. Packing evens out work, so what differs is how much a microbatch has on average, and how
-        long sequences are; and of single microbatches what is far from the average, such as one sequence alone."""
+        """The class of a batch, as lengths of microbatches (see `--lengths`). Packing evens out the work, so a class is the
+        mean work and the mean length of sequences, both rounded; and the microbatches that are far from the mean work."""
         mean = sum(packing.works) / len(packing.works)
         each = self._level(float((lengths**2).sum() / lengths.sum()))
         tokens = self._level(mean) / (1 + self.attention * each)
@@ -73,5 +73,5 @@ class PackedSteps:
         return tuple((share * tokens, min(each, share * tokens)) for share in sorted(shares, reverse=True))
 
     def _level(self, value: float) -> float:
-        """The least power of 1 + grain from a value on, in tokens of the profile's sequence."""
+        """`value`, tokens, rounded up to the profile's sequence times a power of 1 + grain."""
         return float(self.tokens * (1 + self.grain) ** ceil(log(value / self.tokens) / log1p(self.grain)))

@@ -1,8 +1,4 @@
-"""The frontier: the shortest step over the memory a rank has, and how short it could be at most.
-
-A schedule that fits less memory also fits more, and a bound proven for more memory also holds for less; so values and
-bounds fall with memory, and every point is as good as the best of its neighbours' findings.
-"""
+"""The frontier: the shortest step found and its lower bound, over the memory of a rank (see `memory_limits`)."""
 
 from __future__ import annotations
 
@@ -28,15 +24,15 @@ from .state import State
 from .task_runner import TaskRunner
 
 MAX_POINTS = 1000
-AMPLE = 1 << 50  # bytes; a limit that no schedule meets, from which a rank's fixed part is read off
+AMPLE = 1 << 50  # bytes: a limit that never binds, to compute the bytes of a rank beside activations
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """Points by rising memory, from the least in which any schedule exists to what the best schedule without a limit
-    takes; named schedules; `fixed`: bytes a rank beside activations; `work`: µs of the busiest rank;
-    `device`: bytes that the profiled device has, or None; `effort`: in place of the seconds, where it was given;
-    `source`: the profile's; `free_bound`, `free_proof`: µs that hold without a limit of memory."""
+    """The frontier of a step. fixed: bytes of each rank beside activations. work: µs of the busiest rank. device: bytes of
+    the profiled device, or None. seconds, effort: the limit of the search. points: by rising memory, from the least in which
+    one microbatch fits to the peak of the best schedule without a limit. named: named schedules. source: the profile's.
+    free_bound, free_proof: a lower bound that holds without a memory limit, µs, and its proof."""
 
     model: str
     ranks: int
@@ -56,7 +52,7 @@ class Frontier:
     free_proof: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the schedules."""
+        """All fields but the schedules."""
         body = {name: getattr(self, name) for name in self.__dataclass_fields__}
         body |= {"fixed": list(self.fixed), "points": [point.to_json() for point in self.points]}
         return {**body, "named": [asdict(limit) for limit in self.named]}
@@ -79,19 +75,19 @@ def frontier(
 ) -> Frontier:
     """Value and bound over memory, of a profile's step or of a problem.
 
-    asked: a profile, or a problem, which knows the memory of activations alone. A memory limit that it has does not count.
-    step: what to make of a profile; None for a problem.
-    points: how many memory limits at least (peaks of named schedules are added); fewer where the range has fewer bytes.
-    seconds, effort: of all points together, as `solve` takes them.
-    progress: called with a point's place and the State of its search.
-    stop: once it says True no further point is solved, and points without a schedule are left out.
-    options: go to `solve`; `workers` (`zbsolve.solvers_on`) solve in place of this process.
+    asked: a profile, or a problem, whose memory is that of activations alone. Its own memory limit is ignored.
+    step: the step of a profile; None for a problem.
+    points: the least number of memory limits (peaks of named schedules are added); fewer if the range has fewer bytes.
+    seconds, effort: of all points together, as in `solve`.
+    progress: called with a point's number and the state of its search.
+    stop: when it returns True no further point is solved, and points without a schedule are left out.
+    options: of `solve`. `workers` (`zbsolve.solvers_on`): who solves, in place of this process.
 
-    Goes down from unlimited memory, then, with what time is left, up again over the points that are still open, each from
-    the best schedule that fits. Where time is over on the way down, only the tightest limit without a schedule is still
-    solved: what fits there fits everywhere. Limits lie closer together where memory is short.
+    Limits are solved from unlimited memory down, then open ones again from the tightest up, each from the best schedule that
+    fits. If the time ends on the way down, the tightest limit without a schedule is still solved, since its schedule fits
+    all others. Limits are closer together where memory is tight.
 
-    Raises BadInput, and Infeasible where a rank's parameters fit no memory.
+    Raises BadInput, and Infeasible if a rank's parameters fit no memory.
     """
     if points < 2:
         raise BadInput(f"points: at least 2 are needed, got {points}")
@@ -138,8 +134,8 @@ def _timed(name: str, schedule: Schedule, fixed: Ints) -> Named:
 
 
 def _named(profile: Profile, step: Step, fixed: Ints) -> tuple[Named, ...]:
-    """The schedules of the literature that the placement knows, each with its own backward (1F1B: fused) on the step's
-    stages; of a step that is fused as a whole those with a fused backward."""
+    """The named schedules of the step's placement, each with the backward of its paper (1F1B: fused); of a fused step only
+    those with a fused backward."""
     named = []
     for fused in (True,) if step.fused or profile.fused_only else (True, False):
         backward = replace(step.with_backward(profile, fused), memory=None)

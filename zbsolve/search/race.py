@@ -1,4 +1,4 @@
-"""A race between problems of the same work: time goes to those that can still win."""
+"""A race between choices for one step (placement, partition, …): search time goes to those that can still win."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from .task_runner import ROUND, TaskRunner
 
 
 def hint_on(problem: Problem, hint: Schedule) -> Schedule | None:
-    """`hint` where it has the same passes; else the best schedule that its times make of `problem`. None where it is about
-    other ranks or none of them holds.
+    """`hint` if it has the same passes; else the best valid schedule of `problem` that its times give. None if stages are on
+    other ranks, or no such schedule is valid.
 
-    Passes that both have start when they do in the hint. A further pass that takes memory comes right before the first one
-    that waits for it, any other one as soon as its inputs are there.
+    Passes that both problems have start as in the hint. Another pass that takes memory starts right before the first one
+    that waits for it; any other pass starts as soon as its inputs are there.
     """
     if hint.problem.stage_ranks != problem.stage_ranks:
         return None
@@ -51,8 +51,8 @@ def hint_on(problem: Problem, hint: Schedule) -> Schedule | None:
 
 
 def _tries(problem: Problem, plain: Schedule, start: Ints) -> Iterator[Schedule]:
-    """Side streams put in behind the order of the others, and orders made pass by pass, where memory is tight."""
-    with suppress(Deadlock):  # in tight memory copies may wait in a circle
+    """Schedules from an order without side streams: with those inserted, and, where memory is tight, made pass by pass."""
+    with suppress(Deadlock):  # where memory is tight, copies may wait for each other
         schedule = with_side_streams(problem, plain)
         schedule.timeline()
         yield schedule
@@ -64,9 +64,9 @@ def _tries(problem: Problem, plain: Schedule, start: Ints) -> Iterator[Schedule]
 
 
 def _starts(problem: Problem, begin: Floats) -> Ints:
-    """Starts that all edges allow, µs, none before `begin`."""
+    """The earliest starts that the edges allow, none before `begin`, µs, shape (passes,)."""
     edges, duration = problem.edges, problem.passes.duration
-    # The source waits for nothing, so no arc from it is in a circle.
+    # The source waits for nothing, so arcs from it close no cycle.
     source = int(np.setdiff1d(np.arange(len(begin)), edges.after)[0])
     later = np.setdiff1d(np.arange(len(begin)), [source])
     arcs = Precedence(
@@ -78,7 +78,7 @@ def _starts(problem: Problem, begin: Floats) -> Ints:
 
 
 def _begins(problem: Problem, hint: Schedule) -> Floats | None:
-    """When each pass begins, µs, shape (passes,); None where none of the hint's passes is among them."""
+    """When each pass begins by the hint, µs, shape (passes,); None if the two have no pass in common."""
     passes, edges, known = problem.passes, problem.edges, hint.problem.index
     rows = np.array([known.get(name, -1) for name in problem.names])
     begin = np.where(rows < 0, np.nan, np.asarray(hint.timeline().start, np.float64)[rows])
@@ -102,9 +102,9 @@ def _begins(problem: Problem, hint: Schedule) -> Floats | None:
 
 @dataclass(eq=False)
 class Run:
-    """A step in the race. name: its placement and what else was chosen for it; place: the placement (and gathers) alone;
-    `partition` has every name that gives these layers; moved: what was changed one by one to come here, or ""; least: what a
-    bound in closed form says that it takes, µs, where that is why it was not searched, else 0."""
+    """A step in the race. name: its placement and what else was chosen for it. partition: all names of partitions with these
+    layers. failed: why it has no schedule. least: the closed-form bound, µs, that ruled it out; 0: none did. place: its
+    placement (and number of gathers) alone. moved: the `Way` by which it was made from another run, or ""."""
 
     step: Step
     name: str
@@ -120,30 +120,30 @@ class Run:
 
     @property
     def certificate(self) -> Certificate:
-        """The schedule's."""
+        """The certificate of its schedule."""
         assert self.schedule is not None
         assert self.schedule.certificate is not None
         return self.schedule.certificate
 
     @property
     def value(self) -> int:
-        """The schedule's, µs."""
+        """The value of its schedule, µs."""
         return self.certificate.value
 
     @property
     def bound(self) -> int:
-        """The highest proven, µs."""
+        """The highest proven bound, µs."""
         return self.certificate.bound
 
     def beats(self, other: Run) -> bool:
-        """It has a schedule, and a shorter one."""
+        """Whether it has a schedule, and that is shorter than the other's."""
         return self.schedule is not None and self.value < other.value
 
 
 @dataclass
 class Job:
-    """What is to be spent on a run: wall seconds, or effort; from `hint`, else from its own schedule, with further options
-    of `search.solve`."""
+    """A search of a run. amount: wall seconds, or effort. hint: the schedule to start from; None: the run's own. options:
+    further ones of `search.solve`."""
 
     run: Run
     amount: float
@@ -153,9 +153,9 @@ class Job:
 
 @dataclass
 class Race:
-    """All that are in it, what is left to spend (wall seconds, or effort), and who solves them. `halted`: whether somebody
-    ended it; `named`: whether partitions differ; `choosing`: whether passes do; `compared`: whether every place is looked
-    at, also one that a bound rules out."""
+    """The runs, the time left (wall seconds, or effort), and the runner that solves them. hint: the user's schedule. halted:
+    asks whether the race is to end. named: whether runs differ in partition. choosing: whether they differ in passes.
+    compared: whether every place is searched, even if a bound rules it out. interrupted: by Ctrl-C."""
 
     runs: list[Run]
     left: float
@@ -175,12 +175,12 @@ class Race:
         self.runner.stop = lambda: self.stop() and self.best() is not None
 
     def stop(self) -> bool:
-        """Whether nothing further is to begin."""
+        """Whether no further search should begin."""
         return self.interrupted or self.halted()
 
     @contextmanager
     def until_interrupted(self) -> Iterator[None]:
-        """Where there is a schedule, what runs inside ends early when somebody ends it or workers are lost."""
+        """A context that Ctrl-C, or the loss of workers, leaves without an error once there is a schedule."""
         try:
             yield
         except (KeyboardInterrupt, SystemError, WorkersLost) as error:
@@ -189,28 +189,28 @@ class Race:
             self.interrupted = True
 
     def settle(self) -> None:
-        """Time that went to building and to bounds is no longer left."""
+        """Take the time that building and bounds used off the time left."""
         if not self.runner.counted:
             self.left = max(0.0, min(self.left, self.ends - time.monotonic()))
 
     @property
     def order(self) -> str:
-        """The name whose order every run has, or ""."""
+        """The name of the system whose order every run has, or ""."""
         method: str = self.options.get("method", "auto")
         return method if is_named(method) else ""
 
     def look(self, effort: float) -> dict[str, Any]:
-        """Options of a quick look: a greedy one, or the order that every run has."""
+        """Options of a quick search: greedy, or the named order that every run has."""
         return {"method": self.order or "greedy", "effort": effort}
 
     def label(self, run: Run) -> str:
-        """What a run is called where runs are told apart."""
+        """The name of a run, with its partition if runs differ in that."""
         return f"{run.name} {run.partition}" if self.named else run.name
 
     def solve_each(self, jobs: Iterable[Job], count: int = 1, size: int = ROUND) -> Iterator[Run]:
-        """Each run as it was solved; what it had is kept where nothing better comes. count: how many jobs there are: where
-        fewer workers would be idle each gets the time of several; size: jobs drawn at once where effort is the limit. Where
-        choices differ in their passes, nothing is spent on what a bound rules out."""
+        """Solve the runs of these jobs; a run keeps its schedule if nothing better comes. Yields each run when it is done.
+        count: the number of jobs: with several workers each job gets more wall time. size: jobs drawn at once if effort is
+        the limit. If runs differ in their passes, those that a bound rules out are skipped."""
         at_once = min(count, self.runner.count)
         tasks = (task for job in jobs if (task := self._task(job, at_once)) is not None)
         for answer in self.runner.answers(tasks, size):
@@ -246,7 +246,7 @@ class Race:
             run.seconds += answer.seconds
 
     def ruled_out(self, run: Run) -> bool:
-        """Whether nothing in `run` is as short as the best so far, by a bound in closed form, which `run` then keeps."""
+        """Whether a closed-form bound shows that `run` has nothing as short as the best. The bound goes into `run.least`."""
         best = self.best()
         if best is None or run.problem is None or len(run.problem.passes) > QUICK_PASSES:
             return False
@@ -255,22 +255,22 @@ class Race:
         return run.least > 0
 
     def ranked(self) -> list[Run]:
-        """The runs that have a schedule, the shortest first; of equals the first, which is the simplest."""
+        """The runs that have a schedule, the shortest first. Equals stay in order, so that the simplest is first."""
         return sorted((run for run in self.runs if run.schedule is not None), key=lambda run: run.value)
 
     def best(self) -> Run | None:
-        """The first of these."""
+        """The first of `ranked`, or None."""
         return min((run for run in self.runs if run.schedule is not None), key=lambda run: run.value, default=None)
 
     def leanest(self) -> Run | None:
-        """Of the runs with the least value the one whose schedule has the least peak, bytes; of equals the first."""
+        """Of the runs with the least value the one with the lowest peak of bytes; of equals the first."""
         ranked = self.ranked()
         alike = [run for run in ranked if run.value == ranked[0].value]
         return min(alike, key=lambda run: max(run.schedule.timeline().peak_bytes), default=None)  # type: ignore[union-attr]
 
 
 def better(schedule: Schedule, other: Schedule) -> Schedule:
-    """The shorter of two schedules of one problem (the first of equals), with the higher of both proven bounds."""
+    """The shorter of two schedules of one problem, with the higher of their bounds. Of equal values the first."""
     a, b = schedule.certificate, other.certificate
     assert a is not None
     assert b is not None

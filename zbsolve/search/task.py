@@ -1,4 +1,4 @@
-"""A problem to solve, one of many, and what became of it; and both as lines of JSON, for workers elsewhere."""
+"""A task (a problem to solve, one of many) and its answer; both also as lines of JSON for workers in other processes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from .state import Contest
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A problem to solve. of: what the asker knows it by; options: of `solve`. offset: µs that follow its value where it is
-    compared with others; None: it is not. label: what progress calls it. measured: whether the yardstick is taken before.
-    many: passes from which a step of enough microbatches is made of few and their steady state; None: it is not."""
+    """A problem to solve. of: what the caller knows it by. options: of `solve`. offset: µs that are added to its value to
+    compare it with rivals; None: it is not compared. label: its name in progress. measured: whether the machine's speed is
+    measured before. many: from so many passes on `solve_many` is tried first; None: never."""
 
     of: Any
     problem: Problem
@@ -45,8 +45,8 @@ class Task:
 
 
 class Answer(NamedTuple):
-    """What became of a task: a schedule, or why there is none. seconds: that the search took; pace: the yardstick; machine:
-    what times depend on."""
+    """The answer of a task: a schedule, or why there is none. seconds: of the search. pace: the machine's speed
+    (`yardstick`). machine: facts that times depend on."""
 
     task: Task
     schedule: Schedule | None
@@ -68,8 +68,7 @@ def solve_task(task: Task, contest: Contest, callbacks: Mapping[str, Any]) -> An
 
 
 def _repeated(task: Task) -> Schedule | None:
-    """A schedule of many microbatches, from few and their steady state, with all its passes; None where there are not so
-    many, or none was found."""
+    """A schedule by `solve_many`, with all its passes; None if the task is too small for it, or nothing was found."""
     problem, options, many = task.problem, task.options, task.many
     if many is None or len(problem.passes) < many or options.get("method", "auto") not in ("auto", "greedy"):
         return None
@@ -83,7 +82,7 @@ def _repeated(task: Task) -> Schedule | None:
         return None
     if len(problem.passes) == len(schedule.problem.passes):
         return schedule
-    # Passes of the step that follow those of microbatches come as early as can be.
+    # Passes of the step that come behind all microbatches run as early as possible.
     whole, certificate = with_side_streams(problem, schedule), schedule.certificate
     assert certificate is not None
     return whole.certified(replace(certificate, value=int(whole.timeline().value), digest=problem.digest))
@@ -97,13 +96,13 @@ UNSOLVED = {"Infeasible": Infeasible, "NotFound": NotFound}
 
 @cache
 def _versions() -> dict[str, str]:
-    """What must be the same wherever tasks run."""
+    """Versions of libraries that must be the same on all workers."""
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python, **library_versions((*LIBRARIES, "distributed"))}
 
 
 def task_text(task: Task, count: int) -> str:
-    """The task as a line of JSON."""
+    """The task as a line of JSON. count: of workers, which share the machine's threads."""
     options = dict(task.options)
     hint = options.pop("hint", None)
     if hint is not None:
@@ -158,7 +157,7 @@ def answer_task(text: str, rival: Rival) -> str:
 
 
 def _other_versions(theirs: Mapping[str, str]) -> str:
-    """Which versions differ between the asker and this worker, in a line; "" where none."""
+    """A line about versions that differ between the caller and this worker; "" if none does."""
     here = _versions()
     pairs = [(name, theirs.get(name, ""), here.get(name, "")) for name in {**theirs, **here}]
     differ = [f"{name} {own or 'missing'} here, {other or 'missing'} there" for name, own, other in pairs if own != other]
@@ -174,7 +173,7 @@ def _answer_body(form: TaskForm, rival: Rival) -> dict[str, Any]:
     offset = form.offset
 
     def ends() -> float:
-        """Where others' values do not count, that all are to end does."""
+        """The rival's value for this task; without an offset only −∞ counts, which ends all searches."""
         reached = rival()
         return reached - offset if offset is not None else reached if reached == -math.inf else math.inf
 
@@ -189,7 +188,7 @@ def _answer_body(form: TaskForm, rival: Rival) -> dict[str, Any]:
 
 
 def answer_from(task: Task, text: str) -> Answer:
-    """A worker's answer. Raises what it raised; BadInput where it is of another problem."""
+    """The answer in a worker's text. Raises what the worker raised; BadInput if it is about another problem."""
     form = checked(json.loads(text), AnswerForm, "a worker's answer")
     if form.error is not None:
         kind, message, details = form.error

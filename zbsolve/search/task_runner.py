@@ -1,8 +1,8 @@
-"""Many problems to solve, here or by workers.
+"""Solves many tasks, in this process or by workers.
 
-With time as the limit, answers count as they come, and what others have reached ends searches that cannot get below it.
-With effort, tasks are drawn in fixed rounds, each before any answer of its round counts: the same on all workers.
-"""
+If time is the limit, answers count as they come, and searches end that cannot beat the best answer of others. If effort is
+the limit, tasks are drawn in rounds of fixed size, before any answer of the round counts: so the result does not depend on
+the workers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ..workers.workers import Notice, Rival, Workers
 from .state import Contest, State
 from .task import Answer, Task, answer_from, answer_task, solve_task, task_text
 
-LATE = 0.05  # seconds: the clock has to be over when somebody looks at it
-ROUND = 8  # tasks that are drawn at once where effort is the limit
+LATE = 0.05  # seconds after the end of the time at which workers are told, so that the clock surely is over
+ROUND = 8  # tasks that are drawn at once if effort is the limit
 
 
 @dataclass
 class TaskRunner:
-    """How tasks are solved. workers: None: here, one after the other. counted: whether effort is the limit. rival: what has
-    been reached so far, µs; −∞ ends what runs. progress: called with a task's label and the state of its search. stop:
-    whether no further task is to begin. left: seconds until workers are told of the rival again, whether anything came or
-    not."""
+    """How tasks are solved. workers: who solves; None: this process, one task after the other. counted: whether effort is
+    the limit. rival: the best value so far, µs; −∞ ends running searches. progress: called with a task's label and the
+    state of its search. stop: whether no further task should begin. left: seconds until workers are told the rival's value,
+    even if no answer came."""
 
     workers: Workers | None
     counted: bool
@@ -41,15 +41,15 @@ class TaskRunner:
 
     @property
     def count(self) -> int:
-        """Tasks at a time; 1 where effort is the limit, since nothing may depend on it."""
+        """How many tasks run at a time; 1 if effort is the limit, since the result must not depend on it."""
         return 1 if self.workers is None or self.counted else max(1, self.workers.count)
 
     def answers(self, tasks: Iterable[Task], size: int = ROUND) -> Iterator[Answer]:
         """The answer of each task.
 
-        Tasks are drawn when somebody is free; where effort is the limit, in rounds of `size`, and their answers come in the
-        same order. On Ctrl-C what was found comes, then KeyboardInterrupt is raised. Raises what `solve` raises, but for
-        Infeasible and NotFound, which are answers; WorkersLost.
+        A task is drawn when a worker is free. If effort is the limit, tasks are drawn in rounds of `size`, and answers come
+        in their order. On Ctrl-C answers that were found come first, then KeyboardInterrupt is raised. Raises what `solve`
+        raises, except Infeasible and NotFound, which are answers; WorkersLost.
         """
         tasks = takewhile(lambda task: not self.stop(), tasks)
         if not self.counted:
@@ -60,14 +60,14 @@ class TaskRunner:
 
     def _here(self, tasks: Iterable[Task]) -> Iterator[Answer]:
         pressed: list[bool] = []
-        for task in takewhile(lambda task: not self.stop(), tasks):  # a round was drawn before
+        for task in takewhile(lambda task: not self.stop(), tasks):  # asked again, since a whole round was drawn
             callbacks = {} if self.progress is None else {"progress": partial(self.progress, task.label)}
             yield solve_task(task, Contest(None, partial(self._rival_of, task), partial(pressed.append, True)), callbacks)
             if pressed:
                 raise KeyboardInterrupt
 
     def _there(self, tasks: Iterator[Task], workers: Workers) -> Iterator[Answer]:
-        """As they come."""
+        """Answers of workers, as they come."""
         drawn: list[Task] = []
         sent = math.inf
 
@@ -89,7 +89,7 @@ class TaskRunner:
             alarm.cancel()
 
     def _in_order(self, drawn: list[Task], workers: Workers) -> Iterator[Answer]:
-        """In the order of the tasks; where that is interrupted, what came."""
+        """Answers of workers in the order of the tasks; after an interruption those that came."""
         came: dict[int, Answer] = {}
         numbers = {id(task): number for number, task in enumerate(drawn)}
         try:
@@ -102,7 +102,7 @@ class TaskRunner:
         return math.inf if self.counted or task.offset is None else self.rival() - task.offset
 
     def _shown(self, answer: Answer) -> Answer:
-        """Progress is told of what a worker found, too."""
+        """The answer, after reporting it to `progress`."""
         schedule = answer.schedule
         if self.progress is not None and schedule is not None and (proven := schedule.certificate) is not None:
             bound = Bound(proven.bound, proven.proof, proven.relaxation, proven.ranks)
@@ -112,11 +112,11 @@ class TaskRunner:
 
 
 def solvers_on(on: str | int | None, notice: Notice = lambda line: None) -> AbstractContextManager[Workers | None]:
-    """Workers that solve tasks, for `workers` of `solve_auto`, `frontier` and `plan`; a context.
+    """A context with workers for the option `workers` of `solve_auto`, `frontier` and `plan`.
 
-    on: a number of processes of this machine, or a Dask scheduler's `tcp://host:port`. One process, or None: this one.
-    notice: called with a line where a worker dies.
+    on: a number of processes on this machine, or a Dask scheduler's `tcp://host:port`; 1 or None: this process.
+    notice: called with a line when a worker dies.
 
-    Nothing that was started here stays behind. Raises BadInput.
+    All processes that it started end with the context. Raises BadInput.
     """
     return workers_on(on, answer_task, notice)

@@ -1,7 +1,7 @@
-"""What a measured step could be: its bubble, the best schedules of the same passes in the same memory, even stages.
+"""What a measured step could be: its bubble, the best schedules of the same passes in the same memory, equal stages.
 
-And a schedule's order on the times of a profile: the same passes on the same ranks, timed again. What its file does not say
-of its step is refused (see `step_again`).
+Also the order of a schedule with the times of another profile. It is refused if its file does not tell what step it is of
+(see `step_again`).
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .certify import certified
 from .solver import lacking_in_words, solve
 from .state import State
 
-PIECES = 2  # a stage is cut into, where a rank has one alone
-IDLE, LATE_SECONDS = 19, 60  # how nice a search behind a run is, and when it ends, whatever it does
-UNITS = PIECES  # that a microbatch of a stage holds where bytes were not counted: one a piece
+PIECES = 2  # a stage is cut into so many to have two stages a rank
+IDLE, LATE_SECONDS = 19, 60  # the nice level of a search beside a run; seconds after its time at which it is killed
+UNITS = PIECES  # memory units that a microbatch of a stage counts if bytes were not counted: one a piece
 
 
 @dataclass(frozen=True)
 class Better:
-    """The best schedule found on one placement. cut: whether each stage was cut in two for it. Both halves count as
-    equal; they were not measured."""
+    """The best schedule found on one placement. cut: whether each stage was cut in two equal halves for it, which were not
+    measured."""
 
     placement: str
     cut: bool
@@ -50,7 +50,7 @@ class Better:
 
     @property
     def value(self) -> int:
-        """µs of its step."""
+        """The value of its schedule, µs."""
         return int(self.schedule.timeline().value)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,12 +63,11 @@ class Better:
 
 @dataclass(frozen=True)
 class Today:
-    """A measured step and what it could be, µs. measured: the median step. bubble: the share of it in which its busiest rank
-    does nothing. replayed: what the order takes by the medians of all steps, which is what other schedules are to be held
-    against. counted: whether peaks are bytes; else a microbatch of a stage counts `UNITS`. peaks: of the order that ran.
-    room: what each rank may hold. even: the same order where all stages take the same. found: by placement, that of today
-    first. alike: whether microbatches are; else each is as long as in the median step.
-    """
+    """A measured step and what it could be. measured: the median step, µs. bubble: the share of it in which the busiest rank
+    is idle. replayed: µs of the same order with the median time of each pass; compare other schedules with this. counted:
+    whether memory is in bytes; else a microbatch of a stage counts `UNITS`. peaks: of the order that ran. room: memory of
+    each rank. even: µs of the same order with equal stages. found: the best schedules by placement, today's first. alike:
+    whether microbatches are; else each is as long as in the median step."""
 
     measured: int
     bubble: float
@@ -82,7 +81,7 @@ class Today:
 
     @property
     def best(self) -> Better | None:
-        """The shortest; of equal ones the first."""
+        """The shortest of `found`; of equal ones the first."""
         return min(self.found, key=lambda better: better.value, default=None)
 
     def to_json(self) -> dict[str, Any]:
@@ -110,12 +109,15 @@ def today_of(
     progress: Callable[[str, State], None] = lambda name, state: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Today:
-    """What the run's step could be, in the memory that it has now: its problem's capacity, or else the highest peak of any
-    rank for all of them, in bytes where its problem has some, in microbatches in flight where it has none.
+    """What the step of a run could be within its memory: the problem's capacity, or else the highest peak of any rank, in
+    bytes if the problem has some, otherwise in microbatches in flight.
 
-    The search shares its `seconds` (or `effort`) among today's placement, a vee and a loop of two stages a rank; 0 seconds:
-    it is left out. Problems that are no plain step, or whose stages do not make two a rank, keep their placement. `stop` is
-    asked between two of them. Of a run that has switched, today's order is its last one.
+    trace: the run. If it switched orders, the last one counts.
+    seconds, effort: of all searches together: today's placement, a vee and a loop of two stages a rank. 0 seconds: none.
+        Steps that are not plain, or whose stages do not make two a rank, keep their placement.
+    seed: of the searches.
+    progress: called with a placement's name and the state of its search.
+    stop: asked between two searches.
     """
     trace = trace.by_order()[-1]
     problem = trace.problem if trace.facts.get(LINKS) == FROM_STEPS else problem_now(trace)
@@ -153,8 +155,8 @@ def today_of(
 
 
 def order_again(schedule: Schedule, seconds: float) -> Schedule:
-    """The best order that `seconds` find for a schedule's passes on the ranks where they are, in the problem's memory; where
-    it limits none, in what each rank holds by the schedule, in bytes or in microbatches in flight."""
+    """The best order found in `seconds` for a schedule's passes on their ranks, within the problem's capacity. If it has
+    none: within the schedule's own peaks, in bytes or in microbatches in flight."""
     problem = schedule.problem
     limited = problem if problem.edges.bytes.any() else with_units_in_flight(problem, UNITS)
     held = Schedule(limited, schedule.order, schedule.syncs)
@@ -165,8 +167,8 @@ def order_again(schedule: Schedule, seconds: float) -> Schedule:
 
 
 def order_in_file(source: str, target: str, seconds: str) -> None:
-    """`order_again` from file to file, behind all else that runs here. It ends a minute late at most, and with whoever holds
-    the other end of standard input."""
+    """`order_again` from file to file, at the lowest priority. The process ends a minute after its time at the latest, and
+    when its standard input is closed."""
     Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
     os.nice(IDLE)
     signal.alarm(round(float(seconds)) + LATE_SECONDS)
@@ -174,7 +176,7 @@ def order_in_file(source: str, target: str, seconds: str) -> None:
 
 
 def _candidates(problem: Problem) -> list[tuple[str, Problem]]:
-    """Today's placement, and on a vee and a loop of two stages a rank what can be built there."""
+    """Placements to search, by name: today's, and if they can be built a vee and a loop of two stages a rank."""
     routes = problem.model_routes
     candidates = [(describe(routes[0]) if len(routes) == 1 else "several routes", problem)]
     for make in (vee, loop):
@@ -186,8 +188,8 @@ def _candidates(problem: Problem) -> list[tuple[str, Problem]]:
 
 
 def even_stages(problem: Problem) -> Problem:
-    """The same step where the passes of one kind and microbatch compute as long at all stages: their mean, rounded to whole
-    µs. What they send takes as long as before."""
+    """The same step with equal stages: passes of one kind and microbatch compute for their mean over stages, in whole µs.
+    The time of sends stays."""
     p, sent = problem.passes, problem.sending
     alike = p.kind * (int(p.microbatch.max()) + 1) + p.microbatch
     mean = np.bincount(alike, p.duration - sent) / np.maximum(np.bincount(alike), 1)
@@ -197,18 +199,18 @@ def even_stages(problem: Problem) -> Problem:
 
 # --- An order on the times of a profile ---
 
-SHOWN = 3  # passes of one side alone that a refusal names
+SHOWN = 3  # passes that an error names of those that only one problem has
 
 
 def timed_again(
     schedule: Schedule, profile: Profile, *, memory: str | int | None = None, replicas: int | None = None
 ) -> Schedule:
-    """The schedule's order on a profile's times and sizes, verified, with a certificate; the schedule itself where its times
-    are those.
+    """The schedule's order with the times and sizes of a profile, verified, with a certificate. The schedule itself if its
+    times are already those.
 
-    memory: bytes a rank; None: the profile's capacity. replicas: pipelines that sum gradients, where it has passes C.
-    Raises BadInput where the profile makes other passes, where the file does not say what the step was, and where the order
-    does not hold in the memory; Infeasible where no order does.
+    memory: bytes a rank; None: the profile's capacity. replicas: of the pipeline, if the schedule has passes C. Raises
+    BadInput if the profile makes other passes, if the file does not tell the step, or if the order does not fit the memory;
+    Infeasible if no order does.
     """
     timed = order_on(schedule, profile, memory=memory, replicas=replicas)
     if timed.problem.digest == schedule.problem.digest and schedule.certificate is not None:
@@ -221,21 +223,21 @@ def timed_again(
 def order_on(
     schedule: Schedule, profile: Profile, *, memory: str | int | None = None, replicas: int | None = None
 ) -> Schedule:
-    """The same, not verified: see `why_not`. Raises BadInput and Infeasible as `timed_again`, but for the order."""
+    """`timed_again` without verification (see `why_not`) and certificate. Raises BadInput, Infeasible."""
     problem = step_again(schedule.problem, profile, memory, replicas)
     _check_same_passes(schedule.problem, problem)
     return Schedule(problem, schedule.order, schedule.syncs)
 
 
 def why_not(schedule: Schedule) -> str:
-    """Why an order does not hold, in words; or ""."""
+    """Why a schedule is not valid, in words; or ""."""
     for violation in verify(schedule.problem, schedule):
         return str(violation)
     return lacking_in_words(schedule) if lacking(schedule).any() else ""
 
 
 def _check_same_passes(before: Problem, now: Problem) -> None:
-    """Raise BadInput where the passes are not the same, or lie elsewhere."""
+    """Raise BadInput unless both problems have the same passes on the same ranks."""
     old, other = set(before.names), set(now.names)
     if old != other:
         sides = (("it alone has", old - other), ("the profile's step alone has", other - old))

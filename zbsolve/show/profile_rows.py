@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..features.cuts import cuts_of
-from ..features.slices import overheads, slice_times
+from ..features.slices import overheads, slice_times, timed_slices
 from ..kinds import TABLE
 from ..layer import NO_LINK, Layer
 from ..profile.doubtful import LONG_SPLIT, SHORT_SPLIT
@@ -252,15 +251,13 @@ def vocabulary_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 def slice_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
     """A header and a row for each layer whose slices were timed: times of the first and the last slice by the fitted line,
     and the largest error of that line; the whole sequence's attention, and its keys and values."""
-    facts = profile.facts.get("slices")
-    lengths = facts.get("lengths") if isinstance(facts, dict) else None
-    if not isinstance(facts, dict) or not lengths:
+    if (timed := timed_slices(profile)) is None:
         return [()]
-    cuts = cuts_of([float(length) for length in lengths], profile.layers)
+    cuts, errors = timed
     heads = (f"{what} {units.time}" for what in (*TIMED[:4], "attention F", "B"))
-    rows: list[tuple[str, ...]] = [(f"in {len(lengths)} slices", *heads, f"keys and values {units.size}")]
+    rows: list[tuple[str, ...]] = [(f"in {len(cuts) - 1} slices", *heads, f"keys and values {units.size}")]
     for layer in profile.layers:
-        if layer.name in (errors := facts.get("line_errors", {})):
+        if layer.name in errors:
             times = ((slice_times([layer], kind, cuts), errors[layer.name][kind]) for kind in TIMED[:4])
             cells = (f"{units.of_time(row[0])} … {units.of_time(row[-1])} ±{error:.0%}" for row, error in times)
             attention = map(units.of_time, (layer.attention_F, layer.attention_B))
@@ -271,16 +268,13 @@ def slice_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 def overheads_line(profile: Profile) -> str:
     """The time of the measured slices relative to the whole sequence, and how much of it is their constant cost, with advice
     if that dominates; "" if no slices were timed."""
-    facts = profile.facts.get("slices")
-    lengths = facts.get("lengths") if isinstance(facts, dict) else None
-    if not lengths:
-        return ""
-    extra = overheads(profile.layers, cuts_of([float(length) for length in lengths], profile.layers))
-    if extra is None:
+    timed = timed_slices(profile)
+    extra = None if timed is None else overheads(profile.layers, timed[0])
+    if timed is None or extra is None:
         return ""
     dominate = ": these overheads dominate, fewer slices or longer sequences have less" if extra.share >= DOMINATING else ""
     return (
-        f"a sequence takes {extra.ratio:.2f} times as long in {len(lengths)} slices as whole (F and BW of all layers); "
+        f"a sequence takes {extra.ratio:.2f} times as long in {len(timed[0]) - 1} slices as whole (F and BW of all layers); "
         f"{extra.share:.0%} of that is what each slice takes whatever its length{dominate}"
     )
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from ..features.offload import copy_ratio
 from ..ilp.bounds.bound import IN_ORDER
 from ..placement import describe
 from ..problem import Problem
@@ -115,7 +116,7 @@ def host_lines(profile: Profile, ranks: int | None) -> list[str]:
     if ranks is None:
         profile = replace(profile, rank_factors=())  # they are for a certain number of ranks
     step = Step(ranks or min(max(1, host.shared_bus), len(profile.layers)), 1, partition="balanced")
-    ratio = step.copy_ratio(profile)
+    ratio = copy_ratio(step, profile)
     where = "of all layers together" if ranks is None else f"of {ranks} balanced stages"
     return [line, *([] if ratio is None else [copies_in_words(ratio, where)])]
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..build.attention_costs import attending
 from ..features.attention_exchange import clipping_note
-from ..features.feature import AUTO, is_auto
-from ..features.offload import NO_OFFLOAD, is_none
+from ..features.feature import AUTO, is_auto, left_open
+from ..features.keeping import BOTH
+from ..features.offload import NO_OFFLOAD, copy_ratio, is_none
 from ..features.sharded_vocabulary import vocabularies, vocabulary_of
 from ..features.sizes import Batch, batch_of, numbers_of
 from ..ilp.bounds.any_choice import bound_over_orders, check_numbers
@@ -56,12 +57,12 @@ def solved(
         return Solved(schedule, None, peak, timed, attention=gain, work=work, noise=noise)
     usual = None if work else usual_schedule(*given, schedule.problem.layers)
     profile, step = given
-    copies = None if is_none(step.offload) else _on_stages(step, step, schedule.problem).copy_ratio(profile)
+    copies = None if is_none(step.offload) else copy_ratio(_on_stages(step, step, schedule.problem), profile)
     saves = _fused_saves(profile, schedule)
     bounds, notes = _bounds_of_all(*given, tried), _notes(*given, schedule.problem, gain)
     if schedule.every_split is not None:
         best = next(attempt.placement for attempt in tried if not attempt.why)
-        bounds[PARTITION] |= {best: schedule.every_split.bound}
+        bounds[PARTITION][best] = max(bounds[PARTITION].get(best, 0), schedule.every_split.bound)
     return Solved(schedule, usual, peak, timed, copies, saves, gain, tuple(tried), bounds, notes, work, noise)
 
 
@@ -78,7 +79,7 @@ def _notes(profile: Profile, step: Step, problem: Problem, gain: AttentionGain |
     """Notes on how reliable the profile's numbers are in this step, a line each."""
     fused = "BW" in problem.passes.kinds
     far = stage_errors_note(profile, problem.layers, fused) if problem.slices > 1 else ""
-    notes = (rounding_note(profile, problem.layers), step.group_note(profile), far, gain.note if gain else "")
+    notes = (rounding_note(profile, problem.layers), *step.notes(profile), far, gain.note if gain else "")
     return tuple(filter(None, notes))
 
 
@@ -110,7 +111,7 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
     if step.partition == AUTO:
         places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(row, step.objective) for row in all_) for place, all_ in places.items()}}
-    if step.gathers != AUTO and (step.keeping_open or step.vocabulary == AUTO):
+    if step.gathers != AUTO and (left_open(step, BOTH) or step.vocabulary == AUTO):
         return {CHOICE: {place: _least_of_choices(profile, place, plain_step, tried) for place, plain_step in steps.items()}}
     return {}
 
@@ -128,7 +129,7 @@ def _on_tried(place: str, step: Step, tried: Sequence[Tried]) -> dict[tuple[str,
 def _least_of_choices(profile: Profile, place: str, step: Step, tried: Sequence[Tried]) -> int:
     """A lower bound, µs, over all choices on a placement. Where only the vocabulary is open, proven bounds count too."""
     bounds = {key: bound_of_every_choice(profile, plain_step) for key, plain_step in _on_tried(place, step, tried).items()}
-    proven = {} if step.keeping_open else {(row.placement, row.layers): row.bound or 0 for row in tried}
+    proven = {} if left_open(step, BOTH) else {(row.placement, row.layers): row.bound or 0 for row in tried}
     return min(max(bound, proven.get(key, 0)) for key, bound in bounds.items())
 
 
@@ -163,12 +164,12 @@ def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> d
     for place in dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers):
         on_it = replace(step, placement=place)
         layers = {attempt.layers for attempt in tried if attempt.layers and attempt.placement.split()[0] == place}
-        each = [bound_of_any_slices(profile, on_it, layer, value) for layer in layers]
-        if any(of_any_slices is None for of_any_slices in each):
+        known = list(filter(None, (bound_of_any_slices(profile, on_it, layer, value) for layer in layers)))
+        if len(known) < len(layers):
             return {}
-        least[SLICES][place] = min(of_any_slices.bound for of_any_slices in each if of_any_slices is not None)
-        if all(of_any_slices is not None and of_any_slices.longer_from for of_any_slices in each):
-            least[LONGER][place] = max(of_any_slices.longer_from or 0 for of_any_slices in each if of_any_slices is not None)
+        least[SLICES][place] = min(row.bound for row in known)
+        if longer := [row.longer_from for row in known if row.longer_from]:
+            least[LONGER] |= {place: max(longer)} if len(longer) == len(known) else {}
     return {what: every for what, every in least.items() if every}
 
 
@@ -184,20 +185,15 @@ def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
     if not step.attention_exchange or gain.slices == 1 or not even:
         return gain if step.attention_exchange else None
     try:
-        plain = _without_exchange(profile, step, problem)
+        bare = replace(step.closed, slices=problem.slices, attention_exchange=False, memory=None, offload=NO_OFFLOAD)
+        plain = _on_stages(bare, step, problem).problem(replace(profile, capacity=None))
         note = clipping_note(profile, plain)
-        if step.keeping_open:
+        if left_open(step, BOTH):
             return gain._replace(note=note)
         value, without = (int(preset(SLIMPIPE, each_problem).timeline().value) for each_problem in (problem, plain))
     except (BadInput, Infeasible):
         return gain
     return gain._replace(value=value, without=without, note=note)
-
-
-def _without_exchange(profile: Profile, step: Step, problem: Problem) -> Problem:
-    """The step on the same stages without an exchange, and without a limit of memory. Raises BadInput, Infeasible."""
-    open_now = replace(step.closed, slices=problem.slices, attention_exchange=False, memory=None, offload=NO_OFFLOAD)
-    return _on_stages(open_now, step, problem).problem(replace(profile, capacity=None))
 
 
 def _on_stages(step: Step, asked: Step, problem: Problem) -> Step:

@@ -102,7 +102,7 @@ class WorkBeside:
 class Solved:
     """A solved schedule and what the report says beside it. usual: 1F1B of the same layers on the same ranks, if it exists.
     peak: the result of the search for less memory. noise: of the search for times that vary. timed: report the seconds (not
-    with `effort`). copies: k of a step that offloads (see `Step.copy_ratio`). fused_saves: the share by which BW is shorter
+    with `effort`). copies: k of a step that offloads (see `copy_ratio`). fused_saves: the share by which BW is shorter
     than the schedule's B and W; 0: not known. attention: the effect of the attention exchange. tried: the choices that were
     tried. bounds: bounds over all choices: option (PARTITION, CHOICE, SLICES, ORDER, SIZES) → placement → µs, and LONGER →
     placement → number of slices. notes: on the reliability of the profile's numbers. work: passes of the feature `work`.
@@ -290,7 +290,8 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
             yield f"more slices take longer than the best, however long they are: proven from {counts}"
             continue
         least = ", ".join(f"{exact_time(bound)} on {placement}" for placement, bound in every.items())
-        proven = [row.placement for row in solved.tried if not row.why and what == PARTITION and solved.schedule.every_split]
+        kept = solved.schedule.every_split if what == PARTITION else None
+        proven = [row.placement for row in solved.tried if not row.why and kept and kept.bound >= every[row.placement]]
         proof = f"the schedule's file proves that of {proven[0]} (check --bound)" if proven else "no certificate says that"
         yield f"each bound is for its own {what}; for every {what}: at least {least}; {proof}"
 

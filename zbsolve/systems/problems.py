@@ -15,7 +15,7 @@ from ..build.vocabulary import Vocabulary, with_vocabulary
 from ..features.cuts import EVEN_WORK
 from ..features.feature import AUTO
 from ..features.offload import NO_OFFLOAD
-from ..features.sharded_vocabulary import LAST, REDISTRIBUTE
+from ..features.sharded_vocabulary import BARRIERS
 from ..partition.file import Partition
 from ..problem import Problem
 from ..profile.profile import Profile
@@ -136,16 +136,14 @@ def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Sch
     Otherwise the partition is the step's, or balanced if that was left to the search. None if the layers cannot be split
     into one stage a rank.
     """
-    kept, whole = step.partition, step.vocabulary in (None, LAST, REDISTRIBUTE)
-    if len(layers) == step.ranks and whole and not isinstance(kept, Partition):
+    kept = step.partition
+    if len(layers) == step.ranks and step.vocabulary not in (*BARRIERS, AUTO) and not isinstance(kept, Partition):
         kept = layers
     elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
         kept = "balanced"
     try:
-        whole_sequences = step.closed.in_slices(1)
-        plain = replace(
-            whole_sequences, placement="single", partition=kept, memory=None, offload=NO_OFFLOAD, vocabulary=None
-        )
+        whole = {"slices": 1, "attention_exchange": False, "offload": NO_OFFLOAD, "vocabulary": None}
+        plain = replace(step.closed, placement="single", partition=kept, memory=None, **whole)
         return preset(USUAL, step_for(USUAL, profile, plain).problem(replace(profile, capacity=None)))
     except (BadInput, Infeasible):
         return None

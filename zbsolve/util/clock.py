@@ -1,7 +1,7 @@
-"""The time limit of a search: in real seconds, or in counted work, so that every machine stops at the same point.
+"""A search's time budget: in real seconds, or in counted work so that every machine stops at the same point.
 
-Only this module divides the time into shares. Real time passes between two lines of code, so a share may be over when it is
-read again: then 0 seconds are left, never a negative time.
+Shares of that time are computed only here. Real time passes between two lines of code, so what is left of a share may be
+used up by the next line: then it is 0, never negative, and nothing rejects it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 
 from .errors import BadInput
 
-LEAST_TIME = 0.01  # seconds, or effort, of a nested search at least: it finds its first schedule in any time
+LEAST_TIME = 0.01  # seconds, or effort, minimum of a nested search: it always yields a first schedule
 
 
 class TimeUp(Exception):
-    """No time is left; the current work is abandoned."""
+    """No time is left: the work in progress is abandoned."""
 
 
 class Clock:
-    """A time limit; `total`, `left` and `used` are in seconds. With `effort` real time does not count: work is counted by
-    `spend`, and a unit is about a second of one core of a current machine. Raises BadInput for limits not above 0."""
+    """`total`, `left` and `used` in seconds. With `effort` a unit is about a second of work on one core of today's machines,
+    counted by `spend`, and real time is ignored. Raises BadInput for a budget that is not positive."""
 
     def __init__(self, seconds: float, effort: float | None = None) -> None:
         for name, value in (("seconds", seconds), ("effort", effort)):
@@ -33,49 +33,50 @@ class Clock:
         self.total = seconds if effort is None else effort
         self._began = time.monotonic()
         self._spent = 0.0
-        self.ended = np.zeros(1, np.int64)  # set to 1 by `stop`; compiled code reads it too
+        self.ended = np.zeros(1, np.int64)  # 1 after `stop`; compiled code reads it too
         self._paused: float | None = None
 
     def spend(self, seconds: float) -> None:
-        """Count work of about so many seconds. Clocks of real time ignore it."""
+        """Count work of about this many seconds; no effect on real clocks."""
         self._spent += seconds
 
     def check(self) -> None:
-        """Raise TimeUp if no real time is left. Counted work is never abandoned halfway: results would depend on how it is
+        """Raise TimeUp if no real time is left. Counted work is never interrupted: the result would then depend on how it is
         divided into steps."""
         if not self.counted and self.left <= 0:
             raise TimeUp
 
     def stop(self) -> None:
-        """No time is left from now on."""
+        """End the time now."""
         self.ended[0] = 1
 
     def pause(self) -> None:
-        """Real time does not count from now on, until `go_on`."""
+        """Stop counting real time until `go_on`."""
         self._paused = time.monotonic()
 
     def go_on(self) -> None:
-        """Real time counts again."""
+        """Count real time again."""
         if self._paused is not None:
             self._began += time.monotonic() - self._paused
             self._paused = None
 
     def share(self, seconds: float) -> TimeShare:
-        """A share of the next so many seconds of this clock; 0 if that is negative."""
+        """A share of the next `seconds` of this clock, empty if that is negative."""
         return TimeShare(self, self.used + max(0.0, seconds))
 
     def part(self, fraction: float) -> TimeShare:
-        """A share of a fraction (at most 1) of the time that is left."""
+        """A share of this fraction of the time left; fraction: at most 1."""
         return self.share(fraction * self.left)
 
     def apart(self, seconds: float) -> Clock:
-        """A separate clock of the same kind, from now on, with so many seconds; with none if that is not positive."""
+        """A separate clock of the same kind that starts now, with this many seconds; with none left if that is not
+        positive."""
         clock = Clock(LEAST_TIME, LEAST_TIME if self.counted else None)
         clock.total = max(0.0, seconds)
         return clock
 
     def limit(self, seconds: float) -> dict[str, Any]:
-        """The option of a nested search with so many seconds of this clock: `seconds`, or `effort`."""
+        """The keyword argument that gives a nested search this many seconds: `seconds`, or `effort`."""
         return limit_of(seconds, self.counted)
 
     @property
@@ -91,13 +92,13 @@ class Clock:
 
 
 def limit_of(seconds: float, counted: bool) -> dict[str, Any]:
-    """The option of a nested search: `seconds`, or `effort` if the clock is counted."""
+    """The keyword argument that gives a nested search this many seconds, or this much effort if that is counted."""
     return {"effort" if counted else "seconds": max(LEAST_TIME, seconds)}
 
 
 @dataclass(frozen=True)
 class TimeShare:
-    """A share of a clock's time. ends: the clock's used seconds at which the share is over."""
+    """A share of a clock's time. ends: the clock's `used` at which it is used up."""
 
     clock: Clock
     ends: float
@@ -109,5 +110,5 @@ class TimeShare:
 
     @property
     def over(self) -> bool:
-        """It is used up, or its clock is."""
+        """Whether the share or its clock is used up."""
         return self.left <= 0

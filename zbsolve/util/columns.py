@@ -1,5 +1,5 @@
-"""Columns of whole numbers: made from lists and words; in files, as a list or, if shorter, as a text of runs separated by
-blanks: `7`, `5*32` (32 times 5), `0..31` (0, 1, … 31). And compiled loops over columns, for what numpy cannot do."""
+"""Columns of whole numbers, from lists and words, and in files: a list of values, or, if shorter, its runs in one text: `7`,
+`5*32` (32 times 5), `0..31` (0, 1, … 31), separated by blanks. And loops over columns that numpy has no function for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from .errors import BadInput
 
 MAX_ROWS = 1 << 26  # of one column: a short text must not fill the memory
-MIN_SAVING = 2  # values of a run on average; with fewer, the column is written as a list
+MIN_SAVING = 2  # values per run on average; below, the column is written as a list
 RUN = re.compile(r"(\d{1,18})(?:\*(\d{1,18})|\.\.(\d{1,18}))?")
 WORD_RUN = re.compile(r"([A-Za-z_]{1,40})(?:\*(\d{1,18}))?")
 Ints = NDArray[np.int64]
@@ -34,8 +34,8 @@ def whole_column(values: Any, what: str) -> Ints:
 
 
 def coded(words: ArrayLike, known: Sequence[str], what: str, count: int = 1) -> Ints:
-    """Indices into `known`, shape (rows,), of words, one for each row; a single word is repeated `count` times. Raises
-    BadInput naming `what` and an unknown word."""
+    """Indices into `known`, shape (rows,), from words, one a row; a single word stands for `count` rows. Raises BadInput
+    naming `what` and an unknown word."""
     distinct, place = np.unique(np.atleast_1d(np.asarray(words, str)), return_inverse=True)
     unknown = [word for word in distinct.tolist() if word not in known]
     if unknown:
@@ -66,14 +66,14 @@ def packed_words(codes: Ints, words: Sequence[str]) -> list[str] | str:
 
 
 def runs(column: Ints) -> tuple[Ints, Ints]:
-    """(values, lengths) of runs of equal numbers. For a sorted column these are its distinct values and their counts, in a
-    tenth of the time of numpy's `unique`, which hashes."""
+    """Values and run lengths; for a sorted column its distinct values and their counts (numpy's `unique` uses hashing, which
+    takes ten times as long for whole numbers that lie close together)."""
     first = np.flatnonzero(np.diff(column, prepend=column[:1] - 1))
     return column[first], np.diff(np.append(first, len(column)))
 
 
 def unpacked(text: str, what: str) -> Ints:
-    """The whole numbers, shape (rows,), of the runs in `text`. Raises BadInput naming `what`."""
+    """The whole numbers, shape (rows,), that the runs in `text` stand for. Raises BadInput naming `what`."""
     first, counts, steps = [], [], []
     for token in text.split():
         run = RUN.fullmatch(token)
@@ -92,7 +92,7 @@ def unpacked(text: str, what: str) -> Ints:
 
 
 def unpacked_words(text: str, code: Callable[[str], int], what: str) -> Ints:
-    """`code` of each word, shape (rows,), of the runs in `text`. Raises BadInput naming `what`."""
+    """`code` of each word, shape (rows,), that the runs in `text` stand for. Raises BadInput naming `what`."""
     codes, counts = [], []
     for token in text.split():
         run = WORD_RUN.fullmatch(token)
@@ -104,18 +104,18 @@ def unpacked_words(text: str, code: Callable[[str], int], what: str) -> Ints:
 
 
 def _checked(counts: list[int], what: str) -> Ints:
-    """The lengths of runs as an array. Raises BadInput if the column would be too long."""
+    """The run lengths. Raises BadInput if they make the column too long."""
     if sum(counts) > MAX_ROWS:
         raise BadInput(f"{what}: {sum(counts)} rows are more than a column has ({MAX_ROWS})")
     return np.array(counts, np.int64)
 
 
-MANY_ROWS = 50_000  # with more rows, compiled code saves more time than loading numba takes
+MANY_ROWS = 50_000  # beyond, loading numba and its compiled code is worth it
 
 
 def looped(loop: Callable[..., Any], *columns: NDArray[np.int64]) -> Any:
-    """`loop(*columns)`: on lists if all columns are short, otherwise compiled, on arrays. Columns may be copies, so `loop`
-    must return what it writes to."""
+    """`loop(*columns)`: on lists if the longest column has few rows, else compiled and on arrays. It must return what it
+    writes to."""
     if max(map(len, columns)) < MANY_ROWS:
         return loop(*(column.tolist() for column in columns))
     return compiled(loop)(*(np.ascontiguousarray(column, np.int64) for column in columns))
@@ -123,7 +123,7 @@ def looped(loop: Callable[..., Any], *columns: NDArray[np.int64]) -> Any:
 
 @cache
 def compiled(loop: Callable[..., Any]) -> Any:
-    """The loop as a kernel, when it is first called: numba takes long to load, which short commands have no use for."""
+    """The loop as a kernel, compiled on its first call: numba loads slowly, and short commands do not need it."""
     from .kernels import kernel
 
     return kernel(loop)

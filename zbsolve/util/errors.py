@@ -1,5 +1,5 @@
-"""The types of errors. Every message is one line that names a file, field, pass or rank. Also finds the line of the user's
-code that raised an error."""
+"""Types of errors. Every message is one line that names a file, field, pass or rank; and where in the user's own code an
+error was raised."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pathlib import Path
 
 
 class ZbsolveError(Exception):
-    """Anything a user can cause. The CLI prints it as one line, and exits with `exit_code`. details: the traceback of the
-    cause, if it was in another process or inside a pipeline's step. others: further errors of the same command."""
+    """Any error that a user can cause. The CLI prints it as one line; exit code `exit_code`. details: the traceback of its
+    origin, if the error's own does not have that: in another process, or below a pipeline's step. others: later errors of
+    the same command."""
 
     exit_code = 2
     details = ""
@@ -28,7 +29,7 @@ class BadInput(ZbsolveError):
 
 
 class Unfit(BadInput):
-    """Options of a step that do not go together, or not with its profile. A search skips such a choice."""
+    """Settings of a step that do not go with each other, or with its profile; a search continues with other steps."""
 
 
 class CannotRead(BadInput):
@@ -42,13 +43,13 @@ class Infeasible(ZbsolveError):
 
 
 class NotFound(ZbsolveError):
-    """No schedule was found in the time given; whether one exists is open."""
+    """No schedule was found in the time limit; whether one exists is open."""
 
     exit_code = 1
 
 
 class WrongBound(ZbsolveError):
-    """A proven bound is above the value of a verified schedule: an error in zbsolve, not of the user."""
+    """A supposedly proven bound exceeds the value of a verified schedule: a defect in zbsolve, never the user's."""
 
     exit_code = 1
 
@@ -64,15 +65,15 @@ class Deadlock(ZbsolveError):
 
 
 class RunFailed(ZbsolveError):
-    """A rank died, raised or was too slow. The line names rank, pass and cause. told: the other ranks were informed."""
+    """A rank died, raised or was too slow. The line names rank, pass and cause. told: the other ranks know of it."""
 
     exit_code = 1
     told = False
 
 
 class LostRank(RunFailed):
-    """A message from or to another rank failed, usually as a consequence of another error. peer: the rank that did not
-    answer, if known."""
+    """No message arrived from another rank, or none could be sent. That is usually a consequence and not the cause. peer:
+    the rank that did not answer, if known."""
 
     def __init__(self, text: str, peer: int | None = None) -> None:
         super().__init__(text)
@@ -81,7 +82,7 @@ class LostRank(RunFailed):
 
 @contextmanager
 def prefixed(where: str) -> Iterator[None]:
-    """BadInput that is raised inside begins with `where` it is, a file or a field."""
+    """Prefix a BadInput raised inside the block with `where` it is, a file or a field."""
     try:
         yield
     except BadInput as error:
@@ -89,8 +90,8 @@ def prefixed(where: str) -> Iterator[None]:
 
 
 def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
-    """The KeyboardInterrupt that `error` is or was caused by; None if there is none. Compiled code that a signal interrupts
-    raises SystemError from it."""
+    """The KeyboardInterrupt that `error` is or results from; None if there is none. Compiled code that a signal ends raises
+    SystemError from it."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error
@@ -98,12 +99,12 @@ def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
 
 MEMORY = re.compile(r"(tried to allocate [\d.]+ \w+)", re.IGNORECASE)
 ROOT = Path(__file__).resolve().parents[2]
-MAX_CHARACTERS = 300  # of a line; a message of a library can have pages
+MAX_CHARACTERS = 300  # of a line; a library's message can fill pages
 
 
 def own_line(error: BaseException) -> str:
-    """`file.py:12`: the innermost line of the traceback that is in the user's code, not in zbsolve or an installed library;
-    "" if there is none."""
+    """`file.py:12`: the innermost line of the traceback in the user's own code, outside zbsolve and installed libraries.
+    Empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename)}:{error.lineno}"
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
@@ -112,7 +113,7 @@ def own_line(error: BaseException) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """Type, own line and message, `ValueError at model.py:12: wrong width`, without line breaks."""
+    """Type, the user's own line and message, `ValueError at model.py:12: wrong width`, without line breaks."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     place = own_line(error)
     head = type(error).__name__ + (f" at {place}" if place else "")
@@ -121,8 +122,8 @@ def raised(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line: its type, the line of the user's code, and the message. For zbsolve's errors only the message;
-    for a lack of memory the requested size."""
+    """Type, the user's own line, and message, without line breaks. For our own errors only the message, and for a lack of
+    memory how much was requested."""
     text = " ".join(str(error).split())
     if isinstance(error, ZbsolveError):
         return text
@@ -133,22 +134,22 @@ def one_line(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Is it an out-of-memory error? Python has a type for it, and so has CUDA (torch.OutOfMemoryError), but torch's CPU
-    allocator raises a plain RuntimeError."""
+    """Whether an error means that memory ran out: Python and CUDA have a type for that (torch.OutOfMemoryError), but torch's
+    allocator on the CPU raises a bare RuntimeError."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "not enough memory" in str(error))
 
 
 def _own(name: str) -> bool:
-    """Whether a file is neither zbsolve's nor a library's. Generated code has no file."""
+    """Whether a file is the user's: neither zbsolve's nor a library's. Generated code has no file."""
     path = os.path.realpath(name)
     return os.path.isfile(path) and not path.startswith(_libraries())
 
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    """Folders of code that is not the person's."""
+    """Folders of code that is not the user's."""
     known = sysconfig.get_paths()
     folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages(), str(ROOT / "zbsolve"), str(ROOT / "profiler")]
@@ -156,6 +157,6 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _short(name: str) -> str:
-    """The path from the current folder, where the file is in it."""
+    """The path relative to the current folder, if the file is in it."""
     path, here = os.path.realpath(name), os.getcwd() + os.sep
     return path.removeprefix(here)

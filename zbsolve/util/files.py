@@ -1,5 +1,4 @@
-"""Reads and writes JSON files with a kind and a format version, compressed if the name ends in `.gz`. A file is written
-completely or not at all."""
+"""Reading and writing JSON files: atomically, with a kind and a format version; gzip if the name says so."""
 
 from __future__ import annotations
 
@@ -19,18 +18,18 @@ import msgspec
 
 from .errors import BadInput, CannotRead
 
-VERSIONS = {"schedule": 2, "trace": 2}  # format of a kind, as written and as read at most; 1 where none is named here
-ZIPPED, ZIP_LEVEL = b"\x1f\x8b", 6  # the first bytes of a gzip file; the compression level of written files
+VERSIONS = {"schedule": 2, "trace": 2}  # format version of a kind, written and at most read; default 1
+ZIPPED, ZIP_LEVEL = b"\x1f\x8b", 6  # how a gzip file begins, and how hard ours are compressed
 MAX_BYTES = 1 << 32  # of a file's text: a small compressed file must not fill the memory
-LINE_DEPTH = 3  # objects up to this depth in a file have a line for each field
-TRIAL_BYTES = 4096  # written as a test before the work begins, to see that the disk is not full
+LINE_DEPTH = 3  # down to this nesting depth objects have one line per field
+TRIAL_BYTES = 4096  # of free disk space required before the work begins
 T = TypeVar("T")
-AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: sums of larger ones would overflow
+AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: beyond, sums do not fit
 COUNT = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class Fields:
-    """A dataclass whose form in a file is its fields."""
+    """A dataclass whose form in a file has exactly its fields."""
 
     __slots__ = ()
 
@@ -40,7 +39,7 @@ class Fields:
 
 
 class CannotWrite(BadInput):
-    """A file that cannot be written. path: of the file. text: its intended content."""
+    """A file that cannot be written now. path: of the file; text: the contents that were to be written."""
 
     def __init__(self, path: str | os.PathLike[str], why: str, text: str | bytes) -> None:
         super().__init__(f"{path}: cannot write: {why}")
@@ -48,7 +47,7 @@ class CannotWrite(BadInput):
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise BadInput if `write_text` would fail, also on a full disk. Commands call it before the work begins."""
+    """Raise BadInput if `write_text` would fail, also for a full disk: better known before the work is done."""
     if str(path) == "-":
         return
     target = Path(path)
@@ -63,7 +62,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _obstacle(target: Path) -> str:
-    """Why a file cannot be written, as far as that is known without trying; otherwise ""."""
+    """Why a file cannot be written, as far as can be told without trying; "" if nothing is in the way."""
     if target == Path() or target.is_dir():
         return "a file name is needed"
     if not target.exists() and not os.access(target.resolve().parent, os.W_OK | os.X_OK):
@@ -76,8 +75,9 @@ def _reason(error: OSError) -> str:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path` completely or not at all, compressed if the name ends in `.gz`; `-` is standard output.
-    Symbolic links are followed; pipes and devices are written into. Raises CannotWrite, which has the text."""
+    """Write `text` to `path` atomically, compressed if the name ends in `.gz`; `-` is standard output. A symbolic link is
+    followed, and a file that is not regular (a pipe, a device) is written in place. Raises CannotWrite, which keeps the
+    text."""
     if str(path) == "-":
         sys.stdout.write(text)
     else:
@@ -85,8 +85,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_parts(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
-    """As `write_text`, for a text in parts that is never in memory as a whole. Raises BadInput, not CannotWrite, if it
-    cannot be written."""
+    """As `write_text`, for a text that is produced in parts and never held whole. Raises BadInput, not CannotWrite, on
+    failure, since nothing keeps such a text."""
     if str(path) == "-":
         sys.stdout.writelines(parts)
     else:
@@ -94,7 +94,7 @@ def write_parts(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
 
 
 def _encoded(parts: Iterable[bytes], path: Path) -> Iterator[bytes]:
-    """The bytes of a file of this name. The same text gives the same bytes, since no time is written to gzip files."""
+    """The bytes of a file with this name. The same text gives the same bytes: gzip's time stamp is left out."""
     if path.suffix != ".gz":
         yield from parts
         return
@@ -105,7 +105,7 @@ def _encoded(parts: Iterable[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _store(target: Path, data: Iterable[bytes]) -> None:
-    """Write these parts, all or none; pipes and devices are written into. Raises OSError."""
+    """Write these parts atomically; in place for a file that is not regular. Raises OSError."""
     if target.exists() and not target.is_file():
         with target.open("wb") as stream:
             stream.writelines(data)
@@ -120,14 +120,14 @@ def _store(target: Path, data: Iterable[bytes]) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """As `write_text`, for bytes. Raises BadInput for `-`."""
+    """As `write_text`, for binary data; `-` is refused with BadInput."""
     if str(path) == "-":
         raise BadInput("-: this is no text for standard output: name a file")
     _write(path, [data], data)
 
 
 def _write(path: str | os.PathLike[str], data: Iterable[bytes], kept: str | bytes | None) -> None:
-    """Write the file. kept: the content for CannotWrite; None: raise BadInput instead."""
+    """kept: the contents that CannotWrite keeps; None: raise BadInput instead."""
     target = Path(path)
     try:
         if why := _obstacle(target):
@@ -141,8 +141,8 @@ def _write(path: str | os.PathLike[str], data: Iterable[bytes], kept: str | byte
 
 
 def write_elsewhere(error: CannotWrite) -> Path | None:
-    """Write the content of a failed write to the folder for temporary files, or else to the home folder, with a unique name.
-    Returns the path; None if that fails too."""
+    """Write what could not be written to the folder for temporary files, or else to the home folder, under its name with a
+    unique suffix. Returns the path; None if that fails too."""
     data = error.text.encode("utf-8") if isinstance(error.text, str) else error.text
     for folder in (tempfile.gettempdir(), Path.home()):
         with suppress(OSError):
@@ -151,8 +151,8 @@ def write_elsewhere(error: CannotWrite) -> Path | None:
 
 
 def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> Path:
-    """Create a file with a unique name, these parts and usual permissions. It is on the disk when this returns, or does not
-    exist. Raises OSError."""
+    """A file with a new name and these parts, with the usual permissions: on the disk when this returns, or not there.
+    Raises OSError."""
     handle, name = tempfile.mkstemp(suffix, prefix, folder)
     made = Path(name)
     try:
@@ -170,7 +170,7 @@ def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> 
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of `path`, compressed by gzip or not, whatever its name, without the byte order mark that spreadsheets write;
+    """The text of `path`, compressed by gzip or not, whatever its name, without a byte order mark as spreadsheets write it;
     `-` is standard input. Raises BadInput."""
     try:
         if str(path) != "-" and Path(path).stat().st_size > MAX_BYTES:
@@ -186,7 +186,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def head_of(path: str | os.PathLike[str], count: int) -> bytes:
-    """The first `count` bytes of a file, uncompressed. Raises BadInput."""
+    """The first `count` bytes of a file, after decompression if it is gzip. Raises BadInput."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(count)
@@ -201,13 +201,13 @@ def head_of(path: str | os.PathLike[str], count: int) -> bytes:
 
 
 def _standard_input() -> bytes:
-    """All of standard input, which may be a text stream only."""
+    """All of standard input, which may be replaced by a text stream."""
     stream = getattr(sys.stdin, "buffer", None)
     return sys.stdin.read().encode("utf-8") if stream is None else stream.read()
 
 
 def _unzipped(data: bytes, path: str | os.PathLike[str]) -> bytes:
-    """Uncompress gzip data. Raises BadInput if it is damaged or too long."""
+    """The decompressed data. Raises BadInput where it is damaged or too long."""
     unzip = zlib.decompressobj(wbits=31)
     try:
         text = unzip.decompress(data, MAX_BYTES)
@@ -227,7 +227,7 @@ def document_kind(path: str | os.PathLike[str]) -> str | None:
     text = read_text(path)
     if not text.lstrip().startswith("{"):
         return None
-    named = re.match(r'\s*\{\s*"zbsolve"\s*:\s*"(\w+)"', text)  # as zbsolve writes it; the rest need not be parsed
+    named = re.match(r'\s*\{\s*"zbsolve"\s*:\s*"(\w+)"', text)  # as we write it: the rest need not be read
     body = {"zbsolve": named[1]} if named else parse_json(text, path)
     return str(body["zbsolve"]) if isinstance(body, dict) and "zbsolve" in body else None
 
@@ -241,7 +241,7 @@ def write_document(path: str | os.PathLike[str], kind: str, body: dict[str, Any]
 
 
 def _as_lines(body: Any, depth: int = 0) -> str:
-    """JSON that a person can read: a field a line in the outer objects."""
+    """Readable JSON: one field per line in the outer objects."""
     if depth == LINE_DEPTH or not isinstance(body, dict) or not body:
         return json.dumps(body, separators=(", ", ": "))
     indent = "\n" + " " * (depth + 1)
@@ -250,13 +250,14 @@ def _as_lines(body: Any, depth: int = 0) -> str:
 
 
 def read_document(path: str | os.PathLike[str], kind: str, form: type[T]) -> T:
-    """The body of a `kind` document, as its form. Raises BadInput for damaged, foreign and future files, and naming the
-    field that does not fit the form."""
+    """The body of a `kind` document, converted to its form. Raises BadInput for damaged files, files of other programs or
+    later versions, and naming the field that does not fit the form."""
     return checked(read_one_of(path, (kind,))[1], form, str(path))
 
 
 def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """(kind, body) of a document of one of these kinds. The body's fields are not checked. Raises BadInput."""
+    """Kind and body of a document of one of these kinds. Raises BadInput as `read_document`, but checks no field of the
+    body."""
     text = read_text(path)
     hint = "; zbsolve import reads orders by hand and of other engines" if "schedule" in kinds else ""
     try:
@@ -280,21 +281,21 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
 
 
 def read_part_of(path: str | os.PathLike[str], kind: str, holders: Sequence[str]) -> Any:
-    """The body of a document of kind `kind`, also if it is a field of another document, of a kind in `holders`. Raises
-    BadInput."""
+    """The body of a `kind` document, or of the one that a document of another kind (`holders`) contains under that name.
+    Raises BadInput."""
     return part_of(*read_one_of(path, (kind, *holders)), kind, path)
 
 
 def part_of(kind: str, body: dict[str, Any], wanted: str, path: str | os.PathLike[str]) -> Any:
-    """The body of the `wanted` document: `body` itself, or its field `wanted` if `kind` is another. Raises BadInput."""
+    """The body of the `wanted` document within that of a document of `kind`, possibly the same. Raises BadInput."""
     if kind != wanted and wanted not in body:
         raise BadInput(f"{path}: field '{wanted}' is missing")
     return body if kind == wanted else body[wanted]
 
 
 def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
-    """The JSON value in the text of a file. msgspec is tried first, as it takes half the time; json accepts NaN (a diverged
-    loss in a trace), and knows the line of an error. Raises BadInput."""
+    """The JSON value of a file's text; msgspec takes half the time, json accepts NaN (a diverged loss in a trace) and knows
+    the line of an error. Raises BadInput."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -305,13 +306,13 @@ def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
         raise BadInput(f"{path}: damaged JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
     except RecursionError:
         raise BadInput(f"{path}: damaged JSON: nested too deep") from None
-    except ValueError:  # Python reads no whole number of thousands of digits
+    except ValueError:  # Python refuses whole numbers of thousands of digits
         raise BadInput(f"{path}: damaged JSON: a number of too many digits") from None
 
 
 def checked(body: Any, form: type[T], where: str) -> T:
-    """Convert parsed JSON to its form, a msgspec Struct or another type that msgspec supports. Raises BadInput naming
-    `where` and the field."""
+    """`body`, parsed JSON, converted to its form (a msgspec Struct, or any other type that msgspec supports). Raises
+    BadInput naming `where` and the field."""
     try:
         return msgspec.convert(body, form)
     except msgspec.ValidationError as error:
@@ -319,7 +320,7 @@ def checked(body: Any, form: type[T], where: str) -> T:
 
 
 def _said(error: str, body: Any, form: type[Any]) -> str:
-    """msgspec's message in zbsolve's form: place in the file, field, and what is wrong."""
+    """msgspec's message in our words: where in the file, which field, what is wrong with it."""
     what, _, path = error.partition(" - at `$")
     place = path.rstrip("`").lstrip(".")
     lone = re.fullmatch(r"Object (missing required|contains unknown) field `(.*)`", what)
@@ -339,12 +340,12 @@ def _said(error: str, body: Any, form: type[Any]) -> str:
 
 
 def _steps(place: str) -> list[tuple[str, str]]:
-    """(name, "") and ("", index) of a place such as `layers[0].F`."""
+    """The steps (name, "") and ("", index) of a path such as `layers[0].F`."""
     return re.findall(r"([^.\[\]]+)(?![^\[]*\])|\[([^\]]*)\]", place)
 
 
 def _value(body: Any, place: str) -> str:
-    """The value at this place, shortened; "…" if msgspec does not name the object's key."""
+    """The value at that path, shortened; keys of objects that msgspec does not name are not followed."""
     for name, index in _steps(place):
         if index == "...":
             return "…"
@@ -353,7 +354,7 @@ def _value(body: Any, place: str) -> str:
 
 
 def _known(form: type[Any], place: str) -> list[str]:
-    """The names of the form's fields at this place."""
+    """The names of the form's fields at that path."""
     shape: Any = msgspec.inspect.type_info(form)
     for name, index in _steps(place):
         if name:

@@ -1,4 +1,4 @@
-"""Compiled functions, cached on disk and run without the interpreter's lock."""
+"""Functions compiled by numba, cached on disk and run without the global interpreter lock."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])  # seen from outside, a kernel is the function that it compiles
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])  # a kernel has the type of the function that it compiles
 
 _notices: list[Callable[[], object]] = []
 
 
 @contextmanager
 def before_compiling(notice: Callable[[], object]) -> Iterator[None]:
-    """`notice` is called once, before the first kernel that is compiled inside since it is not on disk."""
+    """Call `notice` once, before the first kernel inside the block that is not on disk and must be compiled."""
     _notices.append(notice)
     try:
         yield
@@ -31,19 +31,21 @@ def before_compiling(notice: Callable[[], object]) -> Iterator[None]:
 
 
 def kernel(function: Kernel) -> Kernel:
-    """`numba.njit` with compiled code cached on disk. The cache is used while the function's source, that of the kernels
-    that it calls, and the constants that it reads are unchanged. (Numba itself only checks the function's own file, and
-    would use old code after a change elsewhere.)
+    """`numba.njit`, whose compiled code stays on disk for the next process as long as its source, the source of the kernels
+    that it calls, and the constants that it reads stay the same. (numba itself checks only the function's own file: after a
+    change elsewhere it would use the old code.)
 
-    Numba's index on disk names the tuple classes that a function was compiled for. If another version of zbsolve wrote an
-    index with classes that this one lacks, reading it fails; then the function is compiled again.
+    numba's index on disk names the tuple classes that a function was compiled for. Reading an index of another version of
+    zbsolve fails if it names classes that no longer exist (numba checks the source's age only afterwards): then the
+    function is compiled again, as after any change of its source.
     """
     return _compiled(function)
 
 
 def inner_kernel(function: Kernel) -> Kernel:
-    """A `kernel` that only kernels call; it is inlined into each of them. It makes no array and returns only numbers, so
-    numba need not count references to arrays: in a short function with many arrays that takes most of the time."""
+    """A `kernel` that only kernels call, inlined by the compiler. It creates no array and returns only numbers, so numba can
+    skip reference counting for its arrays: in a short function with many of them, counting and passing them takes longer
+    than everything else."""
     return _compiled(function, _nrt=False, forceinline=True)
 
 
@@ -53,7 +55,7 @@ def _compiled(function: Any, **options: Any) -> Any:
     load = on_disk.load_overload
 
     def load_overload(signature: Any, context: Any) -> Any:
-        on_disk._cache_file._source_stamp = rests_on(function)  # only now: the module's later functions are there
+        on_disk._cache_file._source_stamp = rests_on(function)  # not earlier: now the module is complete
         loaded = None
         try:
             loaded = load(signature, context)
@@ -69,8 +71,8 @@ def _compiled(function: Any, **options: Any) -> Any:
 
 @cache
 def rests_on(function: FunctionType) -> str:
-    """A digest of everything that a kernel's compiled code depends on, the same in every process: its file, the files of all
-    kernels that it calls, and the constants that they read, also of other modules."""
+    """A digest of everything that a kernel's compiled code depends on, the same in every process: its own source file and
+    those of all kernels that it calls, and the constants that they read, also from other modules."""
     digests: dict[str, str] = {}
     seen: set[FunctionType] = set()
     waiting = [function]
@@ -94,7 +96,7 @@ def rests_on(function: FunctionType) -> str:
 
 
 def _read(function: FunctionType) -> dict[str, Any]:
-    """Name → value of what a function reads from its module, other modules of this project, and enclosing functions."""
+    """What a function reads from its module, from modules of this project, and from enclosing functions, by name."""
     names = list(_names(function.__code__))
     known = {name: function.__globals__[name] for name in names if name in function.__globals__}
     own = function.__module__.partition(".")[0]
@@ -108,7 +110,7 @@ def _plain(values: tuple[Any, ...]) -> bool:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names that code, and code in it, reads."""
+    """The names that code, including nested code, reads."""
     inside = (_names(const) for const in code.co_consts if isinstance(const, CodeType))
     return set(code.co_names).union(*inside)
 

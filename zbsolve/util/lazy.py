@@ -1,4 +1,4 @@
-"""Lazy re-exports: a package's names are imported when they are first used, so that importing the package is fast."""
+"""Names that a package re-exports and loads on first use, so that importing the package stays fast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 
 def handing_on(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of `package`: the imports in its `if TYPE_CHECKING:` block, each made at its first use."""
+    """`__getattr__` and `__dir__` for `package`: names that its `if TYPE_CHECKING:` block imports for type checkers are
+    loaded on first access."""
 
     @cache
     def homes() -> dict[str, tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The machine: processor, cores, free memory, versions of libraries, current speed; and running jobs in threads."""
+"""What times depend on: the processor, the cores, library versions, the current speed, and jobs on its threads."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use: fewer than the machine has where a container or a scheduler gave it some."""
+    """Cores that this process may use: fewer than the machine has if a container or a scheduler limits them."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return count or 1
 
 
 def half_of_cores() -> int:
-    """The number of CP-SAT's threads if this process is the only one that searches, with finders in other threads. It is at
-    least two, also on two cores, since with one thread it proves less in the same time."""
+    """Threads for CP-SAT if this process searches alone and runs heuristics beside it; two if there are two cores, since
+    with one it proves less in the same time."""
     return max(2, cores() // 2)
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that are free for new work, within the limit of the container; None if the system does not say."""
+    """Bytes of memory available to new work on this machine, within the container's limit; None if the system does not
+    say."""
     limits = [size for size in (_available(), _left_in_container()) if size is not None]
     return min(limits, default=None)
 
@@ -52,7 +53,7 @@ def _available() -> int | None:
 
 
 def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Free bytes by control groups, version 2: the limit less the used memory; cached files that can be dropped are free."""
+    """cgroup v2: the limit minus the usage, without cached files (inactive_file) that could be dropped."""
     try:
         limit, used = ((folder / name).read_text(encoding="utf-8").strip() for name in ("memory.max", "memory.current"))
         rows = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
@@ -62,7 +63,7 @@ def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of child processes: one thread for libraries, and the same import path as this process."""
+    """The environment for child processes: one thread each, and the same import path as this one."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -87,7 +88,7 @@ def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
 
     def of(name: str) -> str:
         try:
-            return sys.modules[name].__version__ if name == "zbsolve" else version(name)  # pip may know an older one
+            return sys.modules[name].__version__ if name == "zbsolve" else version(name)  # pip's may be outdated
         except PackageNotFoundError:
             return ""
 
@@ -95,7 +96,7 @@ def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
 
 
 def yardstick() -> float:
-    """Seconds that a fixed piece of work takes now: the least of three runs of an interpreted loop."""
+    """Seconds that a fixed piece of work takes now: the minimum of three runs of an interpreted loop."""
     best = math.inf
     for _ in range(3):
         began = time.perf_counter()
@@ -107,12 +108,11 @@ def yardstick() -> float:
 
 
 POLL = 0.02  # seconds between two looks at whether all is over
-GRACE = 1.0  # seconds to wait for threads to end; one inside a kernel may end later
+GRACE = 1.0  # seconds for all to end; a thread inside a kernel may end later
 
 
 def run_threads(jobs: Sequence[Callable[[], None]], over: Callable[[], bool], stop: Callable[[], None]) -> None:
-    """Run all jobs until they have ended, one has failed, or `over()` is true; then call `stop`, which ends them. Raises the
-    first exception of a job."""
+    """Run all jobs until each has ended, or one has failed, or `over()`; `stop` ends them. Raises the first job's error."""
     failed: list[BaseException] = []
 
     def guarded(job: Callable[[], None]) -> Callable[[], None]:
@@ -124,7 +124,7 @@ def run_threads(jobs: Sequence[Callable[[], None]], over: Callable[[], bool], st
 
         return run
 
-    # No daemons: at exit Python waits for them, and they end soon.
+    # Not daemons: at exit Python waits for them, and they end soon.
     threads = [threading.Thread(target=guarded(job)) for job in jobs]
     for thread in threads:
         thread.start()

@@ -1,4 +1,5 @@
-"""Statistics of samples beyond the standard library's median: quartiles, the error of a median, weighted medians."""
+"""Statistics of samples beyond their median: quartiles, and the median's uncertainty. For medians use the standard
+library."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from numpy.typing import ArrayLike
 
 
 def quartiles(samples: ArrayLike) -> tuple[float, float]:
-    """The lower and the upper quartile, interpolated between samples; of an array of any shape, over all of it."""
+    """The lower and the upper quartile, interpolated between samples; over all elements of an array of any shape."""
     low, high = np.quantile(np.asarray(samples), (0.25, 0.75)).tolist()
     return low, high
 
 
 def weighted_median(samples: ArrayLike, weights: ArrayLike) -> float:
-    """The number u with the least Σ weight · |sample − u|; the middle if there are several. With equal weights it is the
-    median. samples, weights: arrays of the same shape; weights are positive."""
+    """The number u that minimises the sum of weight · |sample − u|, the middle one of several: with equal weights the
+    median. Arrays of one shape, over all elements; weights above 0."""
     values, parts = np.ravel(np.asarray(samples, np.float64)), np.ravel(np.asarray(weights, np.float64))
     order = np.argsort(values, kind="stable")
     below = np.cumsum(parts[order])

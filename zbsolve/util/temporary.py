@@ -1,4 +1,4 @@
-"""Folders for temporary files. If a process is killed, the next process that makes such a folder removes what it left."""
+"""Folders for temporary files that are removed even after a process is killed: by the next one that makes such a folder."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "zbsolve-"
-OWNED = ".owned"  # a file in the folder that its owner has locked; the lock ends with the process
+OWNED = ".owned"  # a file in the folder locked by its owner; the lock ends with the process, however that ends
 
 
 @contextmanager
 def temporary_folder(what: str) -> Iterator[Path]:
-    """A context with a new folder `zbsolve-<what>-…`, removed at the end. Folders of processes that are gone are removed
-    too."""
+    """A new folder `zbsolve-<what>-…`, removed at the end; before, those of dead processes are removed."""
     remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{what}-"))
     lock = os.open(folder / f"{OWNED}.new", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Renamed after locking: while the owner lives, a file with the name OWNED is always locked.
+        # While the owner lives, the file never exists unlocked under its name.
         os.rename(folder / f"{OWNED}.new", folder / OWNED)
         yield folder
     finally:
@@ -32,7 +31,7 @@ def temporary_folder(what: str) -> Iterator[Path]:
 
 
 def remove_leftovers() -> tuple[Path, ...]:
-    """Remove this user's folders whose owners are gone, and return them."""
+    """Remove this user's folders whose owners are gone; returns them."""
     removed = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, or another process removes it now

@@ -1,4 +1,4 @@
-"""Formats and parses numbers with units, tables and lines."""
+"""Numbers, rows and lines formatted for people."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ BYTES |= {f"{prefix}B": 1000**n for n, prefix in enumerate("KMGT", 1)}
 BYTES |= {f"{prefix}IB": 1024**n for n, prefix in enumerate("KMGT", 1)}
 TIMES = {"": 1.0, "ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # µ: the micro sign and the Greek letter
 BITS = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
-LARGEST = 2.0**62  # µs or bytes: sums of larger ones would overflow
+LARGEST = 2.0**62  # µs or bytes: beyond, sums do not fit
 BINARY = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # as they are shown
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Rows with the same number of cells as lines, with two blanks between columns.
+    """Rows of equally many cells as lines, two blanks between columns.
 
-    left: the columns that are aligned to the left, others are aligned to the right; -1 is the last one, which then has no
-    trailing blanks.
+    left: the columns that stand to the left, the others stand to the right; -1 is the last one, behind which no blanks are
+    left then.
     """
     count = len(rows[0])
     lefts = {i % count for i in left}
@@ -37,36 +37,36 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
 
 
 def did_you_mean(name: str, known: Iterable[str], at_most: int = 1) -> str:
-    """`; did you mean a100?`: the end of a message, with known names that are similar to `name`; "" if there are none."""
+    """`; did you mean a100?`: the end of a message, with the known names that are similar to `name`; empty if none is."""
     near = difflib.get_close_matches(name, known, n=at_most, cutoff=0.4)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def first_difference(row: Iterable[str], other: Iterable[str]) -> tuple[int, str, str] | None:
-    """(index, word, other word) of the first difference of two rows of words; "nothing" after the end of one. None if they
-    are equal."""
+    """The first position where two sequences of words differ, from 0, and what each has there: "nothing" after its end. None
+    if they are equal."""
     pairs = enumerate(zip_longest(row, other, fillvalue="nothing"))
     return next(((place, a, b) for place, (a, b) in pairs if a != b), None)
 
 
 def counted(values: Sequence[object]) -> str:
-    """`5 4×6 5`: a sequence of values, with repeated ones counted."""
+    """`5 4×6 5`: values in order, with repeated ones counted."""
     runs = [(value, len(list(group))) for value, group in groupby(values)]
     return " ".join(f"{value}×{times}" if times > 1 else str(value) for value, times in runs)
 
 
 def printable(text: str) -> str:
-    """`text` in one line without control characters: text from files must not control the terminal."""
+    """`text` on one line without control characters: files come from others, and terminals obey what they print."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def format_time(us: float) -> str:
-    """µs as a person reads them: `850 µs`, `12.40 ms`, `3.21 s`."""
+    """µs in a readable unit: `850 µs`, `12.40 ms`, `3.21 s`."""
     return format_times(us)[0]
 
 
 def format_times(*times: float) -> list[str]:
-    """Times as text, all in the unit of the largest: `8.17 ms`, `62.46 ms`."""
+    """Times that stand side by side, all in the unit of the largest: `8.17 ms`, `62.46 ms`."""
     largest = max(map(abs, times), default=0.0)
     if largest < 10_000:
         return [f"{us:,.0f} µs" for us in times]
@@ -74,19 +74,19 @@ def format_times(*times: float) -> list[str]:
 
 
 def exact_time(us: float) -> str:
-    """Whole µs as text, without rounding: `850 µs`, `1,310.405 ms`."""
+    """Whole µs, readable and without rounding: `850 µs`, `1,310.405 ms`."""
     return f"{us:,.0f} µs" if abs(us) < 10_000 else f"{us / 1e3:,.3f} ms"
 
 
 def time_unit(largest: float, digits: int = 2) -> tuple[str, Callable[[float], str]]:
-    """(unit, µs → text) for all times of a table whose largest is `largest` µs. digits: decimals of ms."""
+    """The unit for all times of a table whose largest is `largest` µs, and a function that formats one; digits: for ms."""
     if largest < 10_000:
         return "µs", lambda us: f"{us:,.0f}"
     return "ms", lambda us: f"{us / 1e3:,.{digits}f}"
 
 
 def format_bytes(size: float) -> str:
-    """Bytes as a person reads them, in powers of 1024."""
+    """Bytes in a readable unit, in powers of 1024."""
     unit = next((unit for unit, base in BINARY.items() if abs(size) < 1024 * base), "TiB")
     shown = size / BINARY[unit]
     digits = 2 if unit == "TiB" else 0 if unit == "B" or abs(shown) >= 100 else 1 if abs(shown) >= 10 else 2
@@ -101,7 +101,7 @@ def in_one_unit(sizes: Sequence[int]) -> tuple[str, list[str]]:
 
 
 def exact_bytes(size: float) -> str:
-    """Whole bytes, and in a larger unit: `12091588608 bytes (11.3 GiB)`."""
+    """Whole bytes, and a readable form: `12091588608 bytes (11.3 GiB)`."""
     return f"{size:.0f} bytes" + (f" ({format_bytes(size)})" if size >= 1024 else "")
 
 
@@ -120,7 +120,7 @@ def parse_bytes(text: str | int, what: str = "memory") -> int:
 
 
 def bytes_of_ranks(text: str | int, ranks: int) -> tuple[int, ...]:
-    """Bytes of each rank's memory, from one number for all or one a rank: `16GB,16GB,8GB,8GB`. Raises BadInput."""
+    """Each rank's memory in bytes, from one number for all or one per rank: `16GB,16GB,8GB,8GB`. Raises BadInput."""
     parts = [part.strip() for part in str(text).split(",")]
     if len(parts) > 1 and "" in parts:
         raise BadInput(
@@ -164,7 +164,7 @@ def parse_rate(text: str | float, what: str) -> float:
 
 
 def has_unit(text: str) -> bool:
-    """Whether an amount says its unit."""
+    """Whether an amount states its unit."""
     return bool(_unit(text))
 
 
@@ -173,13 +173,13 @@ def _unit(text: str | float) -> str:
 
 
 def _bytes_in(text: str | float) -> dict[str, float]:
-    """The unit of bytes that `text` has, in any case, and its size."""
+    """The unit of bytes that `text` ends with, in any case, and its size."""
     unit = _unit(text)
     return {unit: BYTES[unit.upper()]} if unit.upper() in BYTES else {}
 
 
 def _amount(text: str | float, units: Mapping[str, float]) -> float | None:
-    """The number in `text` times its unit; None where it is no number from 0 up with such a unit."""
+    """The number in `text` times its unit; None unless it is a number ≥ 0 with such a unit."""
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([^\d\s]*)\s*", str(text), re.ASCII)
     if match is None or match[2] not in units or len(match[1]) > 30:
         return None
@@ -188,13 +188,12 @@ def _amount(text: str | float, units: Mapping[str, float]) -> float | None:
 
 
 def times_note(source: str) -> str:
-    """A note on times from this source (a profile's, or a problem's); "" if they were measured or the source is not
-    known."""
+    """A note on times from this source (a profile's, or a problem's): "" for measured ones, and for an unknown source."""
     return "" if re.match(r"measured(:| with split |$)", source) or not source else f"times are {source}, not measured"
 
 
 def format_gap(gap: float) -> str:
-    """A certificate's gap as a share, `1.24%`, or "optimal" if it is 0."""
+    """A certificate's gap as a share, or "optimal" if it is zero: `1.24%`."""
     return f"{gap:.2%}" if gap > 0 else "optimal"
 
 
@@ -210,7 +209,7 @@ def numbers_in(text: str) -> Sequence[int]:
 
 
 def rows_of_numbers(numbers: Sequence[int]) -> list[str]:
-    """Increasing whole numbers as `numbers_in` reads them, consecutive ones together: "0", "4-7"."""
+    """Ascending whole numbers as `numbers_in` reads them, with consecutive ones joined: "0", "4-7"."""
     ends = [i for i, number in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != number + 1]
     starts = [0, *(end + 1 for end in ends[:-1])] if ends else []
     pairs = zip(starts, ends, strict=True)

@@ -1,14 +1,15 @@
-"""What a split backward needs of a layer, the one autograd function that defers its weight gradients, and how to add them.
+"""What a split backward needs: a record of each layer's function and its gradients (`Op`), an autograd function that defers
+weight gradients, and ways to add them.
 
-Some calls are left to autograd, and so to B: those inside torch.compile; those whose weights are no leaves
-(parametrizations) or have hooks; DTensors in other layers than Linear and Embedding; a backward that is itself
-differentiated; `autograd.grad` outside a B pass.
+Some calls are left to autograd, so all their gradients come in B: those inside torch.compile; those whose weights are not
+leaves (parametrizations) or have hooks; DTensors in other layers than Linear and Embedding; a backward that is
+differentiated itself; `autograd.grad` outside a B pass.
 
 Under autocast layers cast as autocast would: gradients have low precision, and are added to `.grad` in its own.
 
-The weight gradient of a linear layer of DTensors is made of each rank's own parts, where no other rank's are needed. A
-tensor-parallel layer (torch's `ColwiseParallel`, `RowwiseParallel`, `SequenceParallel`) has such placements: then W neither
-communicates nor pays for DTensor's dispatch. `.grad` gets the placements that eager mode gives it.
+Where a linear layer has DTensors and no other rank's parts are needed, each rank computes the weight gradient from its local
+tensors. The placements of tensor parallelism (torch's `ColwiseParallel`, `RowwiseParallel`, `SequenceParallel`) allow that:
+W then neither communicates nor dispatches DTensor operations. `.grad` gets the placements that eager mode gives it.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from ..base.values import Layout, is_dtensor, local
 Task = Callable[[], None]
 Queue = deque[Task]
 Gradients = tuple[Tensor | None, Tensor | None]
-PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)  # to others a sum may mean something else
+PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)  # subclasses may define sums differently
 
 
 @dataclass(slots=True)
 class Deferral:
-    """What the layers of a stage do now. splitting: their forward prepares a split backward. queue: where a backward that
-    runs now puts its weight gradients; None: it gives them to autograd."""
+    """What a stage's layers do at the moment. splitting: their forward prepares a split backward. queue: where the current
+    backward puts its weight gradients; None: it gives them to autograd."""
 
     splitting: bool = False
     queue: Queue | None = None
 
     def during(self, splitting: bool, queue: Queue | None = None) -> Deferral:
-        """What they do inside this; afterwards nothing."""
+        """A context in which they do so; afterwards they do neither."""
         self.splitting, self.queue = splitting, queue
         return self
 
@@ -54,11 +55,11 @@ class Deferral:
 
 @dataclass(frozen=True)
 class Op:
-    """A layer's function of (x, weight, bias) and some arguments.
+    """A layer's function of (x, weight, bias) and further arguments.
 
-    plain: the function itself. x_gradient(dy, x, weight, *args): the gradient of x. gradients(dy, x, weight, bias, *args):
-    those of weight and bias. add: of the same arguments; adds them to `.grad`, where that is faster than making them first.
-    low: autocast runs it in low precision.
+    plain: the function. x_gradient(dy, x, weight, *args): the gradient of x. gradients(dy, x, weight, bias, *args): those
+    of weight and bias. add: takes the same arguments and adds these to `.grad`, where that is faster than computing them
+    first. low: autocast runs it in low precision.
     """
 
     plain: Callable[..., Tensor]
@@ -69,7 +70,7 @@ class Op:
 
 
 def run_queue(queue: Queue) -> None:
-    """The W pass: work the queue off. Gradients are added to `.grad`, and the memory of each piece goes when it is done."""
+    """The W pass: compute the queued gradients and add them to `.grad`. Each task frees its memory when it is done."""
     with torch.no_grad():
         while queue:
             queue.popleft()()
@@ -79,8 +80,8 @@ def run_queue(queue: Queue) -> None:
 
 
 def splits(deferral: Deferral, x: Any, weight: Tensor, bias: Tensor | None, *, distributed: bool = False) -> bool:
-    """Is this call to be split? The first question is about torch.compile, where the answer is no: what is compiled stays
-    whole. distributed: the op takes DTensors too."""
+    """Should this call be split? It must ask about torch.compile first: compiled code is never split. distributed: the op
+    also takes DTensors."""
     return (
         not torch.compiler.is_compiling()
         and deferral.splitting
@@ -98,7 +99,7 @@ def splits(deferral: Deferral, x: Any, weight: Tensor, bias: Tensor | None, *, d
 
 
 def call(op: Op, deferral: Deferral, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
-    """The op's value, with a split backward."""
+    """The op's output, with a split backward."""
     if op.low and torch.is_autocast_enabled(x.device.type):
         x = _lowered(x, torch.get_autocast_dtype(x.device.type))
     return _apply(x, weight, bias, op, args, deferral)
@@ -110,7 +111,7 @@ def _lowered(tensor: Tensor, kind: torch.dtype) -> Tensor:
 
 
 class _Split(torch.autograd.Function):
-    """An op whose weight gradient goes into the queue of the backward that runs, where there is one."""
+    """An op whose backward puts the weight gradients into the current queue, if there is one."""
 
     @staticmethod
     def forward(
@@ -123,17 +124,17 @@ class _Split(torch.autograd.Function):
             weight, bias = _lowered(weight, kind), None if bias is None else _lowered(bias, kind)
         ctx.save_for_backward(x, weight)
         y = op.plain(x, weight, bias, *args)
-        return y.detach() if y.dim() > 2 else y  # else it may be a view, which layers behind cannot change in place
+        return y.detach() if y.dim() > 2 else y  # a view could not be changed in place behind it
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """The gradient of x, and those of weight and bias where nothing defers them."""
+        """The gradient of x, and those of weight and bias if they are not deferred."""
         weight, bias, op, args, deferral = ctx.rest
         if torch.is_grad_enabled():
             return (*_differentiable(ctx, dy), None, None, None)
         x, low = ctx.saved_tensors
         dx = op.x_gradient(dy, x, low, *args) if ctx.needs_input_grad[0] else None
-        # The saved input may be part of autograd's graph, which must not live on in the queue.
+        # The saved input may belong to autograd's graph, which the queue must not keep alive.
         given = dy, x.detach(), weight, bias, *args
         if deferral.queue is None or hooked(weight) or (bias is not None and hooked(bias)):
             return (dx, *op.gradients(*given), None, None, None)
@@ -155,7 +156,7 @@ def _differentiable(ctx: Any, dy: Tensor) -> list[Tensor | None]:
 
 
 def _added_unchanged(version: int, add: Callable[..., None], dy: Tensor, x: Tensor, weight: Tensor, *args: Any) -> None:
-    """In W autograd does not look whether what it saved is what it was, as it does in B."""
+    """Add gradients in W, after a check that autograd makes only in B: is the saved input unchanged?"""
     if version_of(x) != version:
         what = f"the input of a layer of weight {tuple(weight.shape)} was changed in place between its B and its W"
         raise BadInput(f"{what}, by another microbatch's forward: give the layer a copy of it (clone)")
@@ -169,7 +170,7 @@ def _add(make: Callable[..., Gradients], dy: Tensor, x: Tensor, weight: Tensor, 
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to `.grad` as autograd does: of the parameter's type and, where its memory is dense, its strides. A DTensor
+    """Add to `.grad` as autograd does: in the parameter's dtype and, where its memory is dense, its strides. A DTensor
     keeps its placements."""
     if is_dtensor(gradient):
         _add_dtensor(parameter, gradient)
@@ -182,7 +183,7 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
 
 
 def accumulate_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left · right, of matrices or of batches of them, to `.grad`: where that is there already by `add_product`."""
+    """Add left · right (matrices, or batches of them) to `.grad`; by `add_product` where that exists already."""
     if parameter.grad is not None and parameter.grad.dtype == left.dtype and not is_dtensor(parameter):
         add_product(parameter.grad, left, right)
     else:
@@ -190,8 +191,8 @@ def accumulate_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def add_linear(dy: Any, x: Any, weight: Any, bias: Any) -> bool:
-    """Add the gradients of weight and bias to their `.grad`, from each rank's parts alone. False, and nothing is done, where
-    placements do not allow that.
+    """Add the gradients of weight and bias to their `.grad`, each rank from its local tensors alone. Returns False, and does
+    nothing, where the placements do not allow that.
 
     dy: (…, out), x: (…, in), all DTensors on one mesh.
     """
@@ -216,7 +217,7 @@ def add_linear(dy: Any, x: Any, weight: Any, bias: Any) -> bool:
 
 
 def _add_dtensor(parameter: Any, gradient: Any) -> None:
-    """Add a DTensor to `.grad`, which gets its placements where there is none yet. Equal placements need no other rank."""
+    """Add a DTensor to `.grad`, which takes over its placements if it is empty. Equal placements need no communication."""
     grad = parameter.grad
     if grad is None:
         parameter.grad = gradient.to(parameter.dtype)
@@ -227,12 +228,12 @@ def _add_dtensor(parameter: Any, gradient: Any) -> None:
 
 
 def rows_of(tensor: Tensor) -> Tensor:
-    """All rows of a tensor as one matrix."""
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])  # (of no numbers -1 says nothing)
+    """A tensor as one matrix of all its rows."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])  # (an empty tensor cannot infer -1)
 
 
 def _placement(of_dy: Any, of_x: Any, last: int) -> Any:
-    """The placement of dyᵀ·x along one dimension of the mesh; None: a product of the parts is no part of it."""
+    """The placement of dyᵀ·x along one dimension of the mesh; None where products of local tensors are no part of it."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     dy, x = _cut(of_dy, last), _cut(of_x, last)
@@ -249,38 +250,38 @@ def _placement(of_dy: Any, of_x: Any, last: int) -> Any:
 
 
 def _row_sum(of_dy: Any, last: int) -> Any:
-    """The placement of the sum of dy's rows, a product with ones; None: the parts' sums are no part of it."""
+    """The placement of the sum of dy's rows, a product with ones; None where sums of local tensors are no part of it."""
     from torch.distributed.tensor import Replicate
 
     return _placement(of_dy, of_dy if isinstance(_cut(of_dy, last), int) else Replicate(), last)
 
 
 def _cut(placement: Any, last: int) -> str | int:
-    """How a tensor is cut: not at all ("whole"), into summands ("sum"), by its last dimension ("columns"), by another one
-    (its number), or in a way that nothing is known about ("")."""
+    """How a tensor is divided: not at all ("whole"), into summands ("sum"), along its last dimension ("columns"), along
+    another one (its number), or in an unknown way ("")."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if isinstance(placement, Replicate):
         return "whole"
     if type(placement) is Partial and placement.reduce_op == "sum":
         return "sum"
-    if type(placement) is Shard:  # a subclass is cut in other ways
+    if type(placement) is Shard:  # subclasses divide in other ways
         return "columns" if placement.dim % (last + 1) == last else placement.dim % (last + 1)
     return ""
 
 
-THIN = 16  # rows or columns; a router, an adapter or a head of one number has as few
+THIN = 16  # rows or columns, as in a router, an adapter or a head with one output
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left · right, of matrices or of batches of them.
 
-    Product and sum are one kernel, but for thin matrices on a CPU. There BLAS may add term by term to the number that is in
-    memory, so each microbatch brings the rounding of a sum of all terms so far, and autograd's product of its own only that
-    of its own terms: gradients were up to 12 times less exact than autograd's. Of up to 7 rows or columns MKL did so always
-    or never, depending on the processor, of more up to 12.
+    One kernel multiplies and adds, except for thin matrices on a CPU. There BLAS may add term by term to the value in
+    memory, so each microbatch adds the rounding error of the whole sum so far; autograd's separate product has only that of
+    its own terms. Gradients were up to 12 times less exact than autograd's. With up to 7 rows or columns MKL did so always
+    or never, depending on the processor, with more up to 12.
     """
-    if left.is_cpu and type(left) is Tensor and min(total.shape[-2:]) <= THIN:  # a fake tensor stands for one on a GPU
+    if left.is_cpu and type(left) is Tensor and min(total.shape[-2:]) <= THIN:  # (fake tensors take the GPU's way)
         total.add_(left.mm(right) if left.dim() == 2 else left.bmm(right))
     elif total.dim() == 2:
         total.addmm_(left, right)

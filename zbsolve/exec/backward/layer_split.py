@@ -1,4 +1,4 @@
-"""Layers whose backward autograd runs, while they queue their weight gradients (see `split`)."""
+"""Layers whose backward is run by autograd, while they queue their weight gradients (see `split`)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from ...models.losses import auxiliary_loss, auxiliary_losses, without_metrics
 from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
-from ..base.torch_private import gradient_edge, run_backward, version_of
-from ..base.values import checked, detached, gradients_of, release_memory, trained
+from ..base.torch_private import gradient_edge, hooked, run_backward, version_of
+from ..base.values import checked, detached, gradients_of, release_memory, tensors_of, trained
 from .deferral import Deferral, Queue, run_queue
 from .replay import torch_generators
 from .split import defer
 
 Loss = Callable[[Any, Any], Tensor]
 MAX_SEED = 2**63 - 1
-_DEFERRAL = Deferral()  # of all stages of a process: one runs at a time, and several may have the same module
+_DEFERRAL = Deferral()  # shared by all stages of a process: one runs at a time, and a module may be in several
 
 
 @dataclass(slots=True)
 class Kept:
-    """What a microbatch keeps between its passes. inputs: leaves that get a gradient. roots: of its graph, only the edges
-    into it, so that the outputs' memory goes when they were sent. queue: its weight gradients; None: its backward is not
-    split. extra: what layers added to the loss, detached, and where its gradient goes in; None: nothing."""
+    """What a microbatch keeps between its passes. inputs: leaves that get a gradient. roots: edges into its graph; without
+    the outputs themselves, whose memory is freed once they are sent. queue: its weight gradients; None: its backward is not
+    split. extra: what layers added to the loss, detached, and the graph edge for its gradient; None: nothing."""
 
     inputs: list[Tensor]
     roots: list[Any]
@@ -39,11 +39,11 @@ class Kept:
 
 
 class _Entered(torch.autograd.Function):
-    """A leaf's memory as a value."""
+    """The identity, with a leaf as input and a plain value as output."""
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        """The value."""
+        """The output."""
         return leaf.detach()
 
     @staticmethod
@@ -53,14 +53,13 @@ class _Entered(torch.autograd.Function):
 
 
 def entered(x: Any) -> Any:
-    """torch lets nobody change a leaf in place. So layers that do so to their input (ReLU(inplace=True)) get it as a
-    function's value, as behind a layer. Of several tensors none may be changed: two that share memory here do not behind a
-    message."""
+    """The input as a function's output, not as a leaf: torch lets no layer change a leaf in place, as ReLU(inplace=True)
+    does. Only for a single tensor: of several, two may share memory here but not after a message, so none may be changed."""
     return _Entered.apply(x) if isinstance(x, Tensor) and x.requires_grad else x  # type: ignore[no-untyped-call]
 
 
 class LayerSplit:
-    """Layers `first` … of a model, and the loss behind them where one is given."""
+    """Layers `first` … of a model, and the loss behind them if given."""
 
     def __init__(self, layers: Sequence[nn.Module], first: int = 0, loss: Loss | None = None) -> None:
         self.layers = tuple(layers)
@@ -72,13 +71,15 @@ class LayerSplit:
             defer(layer, self.deferral)
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, Kept]:
-        """F: the outputs, detached; those that need a gradient say so. With a loss: the loss.
+        """F: the outputs, detached; those that need a gradient have `requires_grad`. With a loss: the loss.
 
-        x: a pytree, whose tensors that require a gradient get one. Raises BadInput for outputs that cannot be handed on.
+        x: a pytree; its tensors with `requires_grad` get gradients. Raises BadInput for outputs that cannot be passed on.
         """
         x = detached(x)
         with self.deferral.during(split), auxiliary_losses() as extra:
             y = self._run(x, target, seed)
+        if not isinstance(x, Tensor) and any(map(hooked, tensors_of(x))):  # other stages may use the same tensor
+            raise BadInput("a layer hooks one of several tensors, where a stage sees a part of its gradient: clone it")
         roots, total = [gradient_edge(leaf) for leaf in trained(y)], extra.total
         more = (total.detach(), gradient_edge(total)) if total is not None and total.requires_grad else None
         if total is not None:
@@ -86,7 +87,7 @@ class LayerSplit:
         return detached(y), Kept(trained(x), roots, deque() if split else None, more)
 
     def _run(self, x: Any, target: Any, seed: int) -> Any:
-        """The outputs for an input without a graph. The first forward shows whether layers change it in place."""
+        """The outputs for a detached input. The first forward finds out whether layers change it in place."""
         before = version_of(x) if isinstance(x, Tensor) else 0
         given = x if self._changes_input is False else entered(x)
         y = outputs(self.layers, self.first, self.loss, given, target, seed)
@@ -95,8 +96,9 @@ class LayerSplit:
         return y
 
     def backward(self, kept: Kept, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor | None]:
-        """B, and all of a BW that was not split: the gradients of the inputs. gradients: of the outputs that need one; None:
-        nobody used it. unit: of what layers added to the loss. The graph is freed, and queued weight gradients stay."""
+        """B, or all of an unsplit BW: the gradients of the inputs. gradients: of the outputs that need one; None: an output
+        that nothing used. unit: the gradient of what layers added to the loss. Frees the graph; queued weight gradients
+        stay."""
         # Where nothing before the loss is trained, there is no root for its gradient.
         both = zip(kept.roots, gradients, strict=True) if kept.roots else ()
         pairs = [(root, given) for root, given in both if given is not None]
@@ -109,16 +111,16 @@ class LayerSplit:
         return gradients_of(inputs)
 
     def give(self, kept: Kept, keeper: Keeper) -> None:
-        """Autograd's hooks have given what the graph saved; leaves are there for their gradients alone (see `Split`)."""
+        """Autograd's hooks have moved what the graph saved; free the leaves' memory, too (see `Split`)."""
         release_memory(kept.inputs)
 
     def weights(self, kept: Kept) -> None:
-        """W: the weight gradients that B queued."""
+        """W: compute the weight gradients that B queued."""
         run_queue(kept.queue or deque())
 
 
 def outputs(layers: Sequence[nn.Module], first: int, loss: Loss | None, x: Any, target: Any, seed: int) -> Any:
-    """What layers make of `x`; with a loss, that. Raises BadInput for what cannot be handed on."""
+    """The output of the layers for `x`; with a loss, the loss. Raises BadInput for outputs that cannot be passed on."""
     y = run_layers(layers, x, first, seed)
     if layers:
         checked(y, first + len(layers) - 1)
@@ -130,25 +132,25 @@ def outputs(layers: Sequence[nn.Module], first: int, loss: Loss | None, x: Any, 
 
 
 def run_layers(layers: Sequence[nn.Module], x: Any, first: int, seed: int) -> Any:
-    """Layers in turn, each with random numbers that (seed, layer) fix, on the CPU and on GPUs, whatever the rank. Side
-    inputs come back beside the output (see `models.sides`)."""
+    """Run the layers in order. Each draws random numbers that depend on (seed, layer) alone, on CPUs and GPUs, on whichever
+    rank. Side inputs are returned beside the output (see `models.sides`)."""
     for i, layer in enumerate(layers, first):
         seed_layer(seed, i)
         x = called(layer, x)
     return x
 
 
-_seeding: list[Callable[[int, int], None]] = []  # what takes the place of `set_seeds`, the innermost last
+_seeding: list[Callable[[int, int], None]] = []  # functions in place of `set_seeds`; the last one is in use
 
 
 def seed_layer(seed: int, number: int) -> None:
-    """Layer `number` begins: torch's generators draw what (seed, number) fix."""
+    """Layer `number` begins: seed torch's generators by (seed, number)."""
     (_seeding[-1] if _seeding else set_seeds)(seed, number)
 
 
 @contextmanager
 def seeding(way: Callable[[int, int], None]) -> Iterator[None]:
-    """Inside, `way` does what `seed_layer` is asked for."""
+    """A context in which `way` is called in place of `set_seeds`."""
     _seeding.append(way)
     try:
         yield
@@ -157,11 +159,11 @@ def seeding(way: Callable[[int, int], None]) -> Iterator[None]:
 
 
 def layer_seed(seed: int, number: int) -> int:
-    """What a generator is set to for a layer."""
+    """The seed of a layer's random numbers."""
     return (seed * 1_000_003 + number) % MAX_SEED
 
 
 def set_seeds(seed: int, number: int) -> None:
-    """Set all of torch's generators."""
+    """Seed all of torch's generators."""
     for generator in torch_generators():
         generator.manual_seed(layer_seed(seed, number))

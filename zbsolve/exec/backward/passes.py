@@ -19,7 +19,7 @@ def has_backward(action: Action) -> bool:
 
 
 def _forward(state: RankState, action: Action, given: Any) -> Any:
-    """Nobody takes the last stage's output where that is the loss."""
+    """F. Its output is passed on, except for the loss of the last stage."""
     stage: Stage = state.stages[action.stage]
     m, data, companions, keeper = action.part, state.data, action.companions, None
     x, share, target = data.inputs[m] if given is None else given, data.share(m), data.targets.get(m)
@@ -38,7 +38,7 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
         state.losses.append(stage.auxiliary * share)
     if stage.loss is None:
         return y
-    # Alone: some losses leave their mean in a storage as large as the output.
+    # A copy: some losses leave their mean in a storage as large as the output.
     state.losses.append(y.clone() if share == 1 else share_of_loss(y, share))
     return None
 
@@ -49,9 +49,9 @@ def _backward(state: RankState, action: Action, given: Any) -> Any:
 
 
 def _check_forward(graph: Graph, rows: Ints) -> None:
-    """The backward of a microbatch on a stage is B and W, or BW; stages in front that train nothing have none. A slice comes
-    behind the one before."""
-    front = untrained_stages(graph.problem) % graph.problem.stages  # all of them: then nothing is trained
+    """Check that the backward of a microbatch on a stage is B and W, or BW; none on the first stages, if these train
+    nothing. A slice comes after the one before it."""
+    front = untrained_stages(graph.problem) % graph.problem.stages  # 0 also where no stage trains
     for row, forward in graph.each(rows):
         graph.check_order(forward, graph.beside(forward, -1), row)
         if not graph.training or forward.stage < front:
@@ -72,15 +72,16 @@ def _check_has_forward(graph: Graph, rows: Ints) -> None:
 
 
 def _check_backward(graph: Graph, rows: Ints) -> None:
-    """It has a forward, and comes behind that of the next slice, whose gradients of keys and values it takes."""
+    """Check that it has a forward, and comes after the backward of the next slice, which gives gradients of keys and
+    values."""
     _check_has_forward(graph, rows)
     for row, backward in graph.each(rows):
         graph.check_order(backward, graph.beside(backward, 1), row)
 
 
 def _check_recompute(graph: Graph, rows: Ints) -> None:
-    """An edge puts X behind its F and before its backward. In another order there would be nothing to recompute, or nothing
-    that still needs it."""
+    """Check that an edge puts X after its F, and one puts it before its backward. Else there would be nothing to recompute,
+    or nothing that needs it."""
     for row, again in graph.each(rows):
         kind = "BW" if graph.row("B", again) is None else "B"
         graph.check_order(again, graph.need("F", again), row, graph.need(kind, again))

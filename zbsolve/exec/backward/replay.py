@@ -1,8 +1,8 @@
-"""Running a stage's forward twice as if it ran once: the second run finds random numbers and buffers as the first did.
+"""Running a stage's forward twice with the same result: the second run has the random numbers and buffers of the first.
 
-`run_layers` seeds torch's own generators before every layer. This module takes care of the others: generators that modules
-own, Python's and numpy's, and buffers that a forward changes (running statistics, power iterations). The second run sees the
-old buffers, and what it changes in them is dropped.
+`run_layers` seeds torch's own generators before every layer. This module restores the other ones, those that modules own,
+Python's and numpy's, and buffers that a forward changes (running statistics, power iterations). The second run sees the
+buffers from before the first; its changes to them are dropped.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ BufferPlace = tuple[nn.Module, str]
 
 @dataclass(frozen=True)
 class Moment:
-    """What a forward found: the states of random generators, and the old value of every buffer that it changed."""
+    """The state before a forward: that of random generators, and the value of every buffer that the forward changed."""
 
     random: tuple[Any, ...]
     buffers: dict[BufferPlace, Tensor]
 
 
 class Replay:
-    """Remembers moments for the forward of `layers`.
+    """Records such states for the forward of `layers`, and restores them.
 
     The first forward copies every buffer, to see which ones change; later ones copy only those. Raises BadInput where
     another buffer changes later on.
@@ -48,7 +48,7 @@ class Replay:
 
     @contextmanager
     def remembered(self) -> Iterator[Moment]:
-        """Run the first forward inside. The moment is complete afterwards."""
+        """Run the first forward inside. The moment is complete at the end."""
         moment = Moment(self.drawn(), {})
         before = {place: (b, version_of(b)) for place, b in self._buffers()}
         # Batch norm changes its statistics without counting up their version.
@@ -73,12 +73,12 @@ class Replay:
 
     @contextmanager
     def again(self, moment: Moment) -> Iterator[None]:
-        """Run the second forward inside. Afterwards generators and buffers are what they were before it."""
+        """Run the second forward inside. At the end generators and buffers are restored to what they were before it."""
         now = {(module, name): buffers_of(module)[name] for module, name in moment.buffers}
         with self.random_kept():
             self.draw_from(moment.random)
             for (module, name), old in moment.buffers.items():
-                # Another tensor in its place: writing into it would spoil what autograd saved for other microbatches.
+                # Replaced, not overwritten: autograd may have saved this tensor for other microbatches.
                 buffers_of(module)[name] = old
             try:
                 yield
@@ -88,7 +88,7 @@ class Replay:
 
     @contextmanager
     def random_kept(self) -> Iterator[None]:
-        """Afterwards all generators that a forward may draw from are as before."""
+        """At the end, all generators that a forward may draw from are as before."""
         own = self.drawn()
         try:
             with torch_random_kept():
@@ -104,7 +104,7 @@ class Replay:
         return random.getstate(), np.random.get_state(), [g.get_state() for g in self.generators]
 
     def draw_from(self, states: tuple[Any, ...]) -> None:
-        """Set them to what `drawn` gave."""
+        """Set these generators to states from `drawn`."""
         random.setstate(states[0])
         np.random.set_state(states[1])
         for generator, state in zip(self.generators, states[2], strict=True):
@@ -112,26 +112,26 @@ class Replay:
 
 
 def generators_of(module: nn.Module) -> dict[str, torch.Generator]:
-    """Those that a module and its parts own, by name."""
+    """Name → generator that a module or a module in it owns."""
     own = ((name, vars(part).items()) for name, part in module.named_modules())
     return {f"{name}.{key}": value for name, items in own for key, value in items if isinstance(value, torch.Generator)}
 
 
 def torch_generators() -> list[torch.Generator]:
-    """torch's own generators: the CPU's and, where CUDA runs, one a device."""
+    """torch's own generators: the CPU's and, if CUDA is initialized, one for each GPU."""
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     return [torch.default_generator, *cuda]
 
 
-before_restoring: list[Callable[[], None]] = []  # each is called before generators are put back to what they were
+before_restoring: list[Callable[[], None]] = []  # called before generators are restored
 
 
 @contextmanager
 def torch_random_kept() -> Iterator[None]:
-    """Afterwards torch's own generators are as before. `run_layers` seeds them for every layer: without this a data loader
-    that shuffles by them would give every rank another batch."""
+    """At the end, torch's own generators are as before. `run_layers` seeds them for every layer; without this, a data loader
+    that shuffles with them would give each rank another batch."""
     generators, get, put = torch_generators(), "get_state", "set_state"
-    if len(generators) > 1 and torch.cuda.is_current_stream_capturing():  # there the state itself is kept, not its numbers
+    if len(generators) > 1 and torch.cuda.is_current_stream_capturing():  # keep the state object, not its values
         generators, get, put = generators[1:], "graphsafe_get_state", "graphsafe_set_state"
     states = [(getattr(generator, put), getattr(generator, get)()) for generator in generators]
     try:
@@ -144,7 +144,7 @@ def torch_random_kept() -> Iterator[None]:
 
 
 def random_state() -> dict[str, Any]:
-    """The states of all generators, as numbers, lists and tensors."""
+    """The states of all generators, as plain values and tensors."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": [generator.get_state() for generator in torch_generators()],
@@ -154,7 +154,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Set all generators that are there to what `random_state` gave."""
+    """Set all existing generators to the states from `random_state`."""
     for generator, saved in zip(torch_generators(), state["torch"], strict=False):
         generator.set_state(saved)
     random.setstate(state["python"])
@@ -164,9 +164,9 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def undisturbed(layer: nn.Module) -> Iterator[None]:
-    """Run `layer` inside, also its backward. Parameters have no gradients there, buffers are copies, and nobody outside
-    counts bytes, sees what is saved or gets what it adds to the loss. Afterwards all is as before. Memory: the layer's
-    gradients and buffers."""
+    """Run `layer` and its backward inside, without any effect outside. Parameters have no gradients there, buffers are
+    copies, and modes that count bytes, hooks on saved tensors and auxiliary losses see nothing. At the end everything is as
+    before. Memory: the layer's gradients and buffers."""
     modules, parameters = list(layer.modules()), list(layer.parameters())
     attributes = [dict(vars(module)) for module in modules]
     buffers = [dict(buffers_of(module)) for module in modules]
@@ -175,7 +175,7 @@ def undisturbed(layer: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(Replay([layer]).random_kept())
         stack.enter_context(without_modes())
-        stack.enter_context(auxiliary_losses())  # what the layer adds to the loss is not the microbatch's
+        stack.enter_context(auxiliary_losses())  # what the layer adds to the loss here is dropped
         if saving_hooked():
             stack.enter_context(saved_tensors_hooks(lambda value: value, lambda value: value))
         try:
@@ -196,8 +196,8 @@ def undisturbed(layer: nn.Module) -> Iterator[None]:
 
 
 def as_written() -> AbstractContextManager[Any]:
-    """What torch.compile compiled runs in eager mode inside. Compiled kernels draw other random numbers than eager mode and
-    graphs do, so dropout would differ; and they cannot run on fake tensors."""
-    if "torch._dynamo" not in sys.modules:  # whoever compiled imported it; that takes seconds
+    """A context in which code compiled by torch.compile runs in eager mode. Compiled kernels draw other random numbers than
+    eager mode and graphs, so dropout would differ; and they cannot run on fake tensors."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled; importing it takes seconds
         return nullcontext()
     return torch.compiler.set_stance("force_eager")

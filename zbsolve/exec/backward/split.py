@@ -1,18 +1,18 @@
 """The backward split: weight gradients are deferred inside the layers.
 
-A B pass runs autograd through the layers. Linear, Embedding, experts' batched products and convolutions give their input
-gradient at once and queue what their weight gradient needs. A W pass works that queue off. Every other parameter gets its
-gradient in B. So every model trains right. (Going through autograd's graph once a parameter instead costs 2 to 7 fused
-backwards.)
+A B pass runs autograd through the layers. Linear layers, embeddings, batched products of experts and convolutions compute
+the gradient of their input at once, and queue what the gradient of their weight needs. A W pass computes what is in the
+queue. All other parameters get their gradients in B, so every model trains correctly. (To go through autograd's graph once
+for each parameter instead takes as long as 2 to 7 fused backwards.)
 
-Norms stay in B. W would hold a norm's input and output gradient, and read them once more, to put off very little work. On
-transformer blocks (`benchmarks/results/split.json`) that took 25 % more bytes between B and W. (B + W) / BW was 1.03 to 1.07
-in place of 1.01 to 1.04 at width 192, and 1.13 to 1.30 in place of 0.96 to 1.10 at width 64 (a busy machine).
+Norms stay in B. In W they would need their input and output gradient for longer, and read both once more, to defer very
+little work. On transformer blocks (`benchmarks/results/split.json`) that took 25 % more bytes between B and W. (B + W) / BW
+was 1.03 to 1.07 instead of 1.01 to 1.04 at width 192, and 1.13 to 1.30 instead of 0.96 to 1.10 at width 64 (a busy machine).
 
-Parameters keep their names and identity. Only `forward` of a layer is replaced, on the instance: it runs the layer's `Op`
-where the call is split, and the layer's own forward elsewhere. Layers stay whole that `deferral` names, that have a forward
-of their own, or that are under DistributedDataParallel or FSDP1, which reduce gradients in autograd's hooks. (FSDP2 leaves
-that to others: see `sharding`. Its modules are of a class of its own, in front of a layer's.)
+Parameters keep their names and identity. Only the `forward` of a layer object is replaced: it runs the layer's `Op` where
+the call can be split, and else the layer's own forward. Not replaced are layers named in `deferral`, those with a forward of
+their own, and those under DistributedDataParallel or FSDP1, which reduce gradients in autograd's hooks. (For FSDP2, which
+puts a class of its own in front of a layer's, see `sharding`.)
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: i
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 Row = TypeVar("Row")
-# What a subclass may have of its own while calling it still does what the layer does.
+# What a subclass may define without changing what a call of the layer does.
 HARMLESS = {"__init__", "__repr__", "extra_repr", "reset_parameters", "__module__", "__qualname__", "__doc__"}
 HARMLESS |= {"__annotations__", "__parameters__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
-HARMLESS |= {"__init_subclass__", "_apply"}  # asked when a class is made, and by `to` and `to_empty` (torchtitan's layers)
+HARMLESS |= {"__init_subclass__", "_apply"}  # used to make a class, and by `to` and `to_empty` (torchtitan's layers)
 
 
 def _trained(bias: Tensor | None) -> bool:
@@ -74,13 +74,13 @@ LINEAR = Op(
 
 
 def _linear(layer: nn.Linear, deferral: Deferral, x: Tensor) -> Tensor:
-    weight, bias = layer.weight, layer.bias  # once: a module's attributes are slow
+    weight, bias = layer.weight, layer.bias  # read once: attributes of modules are slow
     if splits(deferral, x, weight, bias, distributed=True):
         return call(LINEAR, deferral, x, weight, bias)
     return functional.linear(x, weight, bias)
 
 
-# --- Linear layers of one size as one product, as of experts ---
+# --- Several linear layers of the same size as one product, as in experts ---
 
 
 def _product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
@@ -97,7 +97,7 @@ BATCHED = Op(
 
 
 def _batched_linear(layer: BatchedLinear, deferral: Deferral, x: Tensor) -> Tensor:
-    """Its forward, split where the call is to be."""
+    """The layer's forward, split if possible."""
     if splits(deferral, x, layer.weight, None):
         return call(BATCHED, deferral, x, layer.weight, None)
     return BatchedLinear.forward(layer, x)
@@ -165,7 +165,7 @@ def _transposed(layer: Transposed, deferral: Deferral, x: Tensor, output_size: l
 def _batched(
     layer: Convolution | Transposed, deferral: Deferral, x: Tensor, padding: Any, transposed: bool, extra: Sequence[int]
 ) -> Tensor:
-    """The op wants a batch; layers take one sample too."""
+    """Call the op with a batch; layers also take a single sample."""
     single = x.dim() == len(layer.kernel_size) + 1
     args = layer.stride, padding, layer.dilation, transposed, extra, layer.groups
     y = call(CONVOLUTION, deferral, x.unsqueeze(0) if single else x, layer.weight, layer.bias, *args)
@@ -182,9 +182,9 @@ FORWARDS: dict[type, Callable[..., Tensor]] = {
 
 
 def defer(module: nn.Module, deferral: Deferral) -> None:
-    """Replace the forward of every layer in `module` that can be split, in place, also one that another `defer` replaced.
-    Subclasses that change more than how they are made, and layers whose forward somebody replaced, are left alone: they may
-    do anything."""
+    """Replace the forward of every layer in `module` that can be split, in place, even if another `defer` has replaced it.
+    Subclasses that change more than their construction, and layers whose forward was replaced, stay as they are: they
+    may compute anything."""
     if WRAPPERS & {kind.__name__ for kind in type(module).__mro__}:
         return
     make = row_of(own_type(module), FORWARDS)
@@ -206,11 +206,11 @@ def restore(module: nn.Module) -> None:
 
 
 class _Forward(partial[Any]):
-    """A replaced forward, of a type of its own so that `defer` and `restore` know it. A partial is copied with its layer."""
+    """A replaced forward, recognized by its type. A partial, since deepcopy copies it with its layer."""
 
 
 def row_of(kind: type, table: Mapping[type, Row]) -> Row | None:
-    """The table's row of a class, or of the class from which it inherits all that counts when it is called; else None."""
+    """The table's row for a class, or for a base from which it inherits all that counts in a call; else None."""
     base = next((cls for cls in kind.__mro__ if cls in table), None)
     if base is None or kind is base:
         return None if base is None else table[base]

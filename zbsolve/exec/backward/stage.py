@@ -1,4 +1,4 @@
-"""One stage: some layers of the model, run pass by pass, a microbatch at a time."""
+"""`Stage`: some layers of the model on one rank, run pass by pass, for one microbatch at a time."""
 
 from __future__ import annotations
 
@@ -22,28 +22,27 @@ from .replay import Moment, Replay
 
 
 class Split(Protocol):
-    """Some layers in turn whose backward is split, however that is done. What `forward` keeps goes on to `backward` and
-    `weights`."""
+    """Consecutive layers with a split backward. The rank passes what `forward` keeps to `backward` and `weights`."""
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, Any]:
-        """F: the outputs, detached, and what it keeps. x: a pytree, whose tensors that require a gradient get one. What the
-        layers add to the loss goes on to `auxiliary_loss`, detached."""
+        """F: the outputs, detached, and what it keeps. x: a pytree; its tensors with `requires_grad` get gradients. What the
+        layers add to the loss is passed to `auxiliary_loss`, detached."""
 
     def backward(self, kept: Any, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor | None]:
-        """B: the gradients of those inputs, in order. gradients: of the outputs that require one. None, given or found:
-        nobody used it, so it has none, nor has a parameter behind which there are only such. unit: of what the layers added
-        to the loss."""
+        """B: the gradients of those inputs, in order. gradients: of the outputs that require one. A gradient is None, given
+        or returned, if nothing used the tensor; parameters that only such tensors depend on get none. unit: the gradient of
+        what the layers added to the loss."""
 
     def weights(self, kept: Any) -> None:
-        """W: adds to `.grad` of parameters what B left out."""
+        """W: add to `.grad` the gradients of parameters that B left out."""
 
     def give(self, kept: Any, keeper: Keeper) -> None:
-        """Behind a forward under `keeper.saving()`: all else that it keeps goes into the keeper's hands."""
+        """After a forward under `keeper.saving()`: hand the keeper everything else that `kept` has."""
 
 
 @dataclass(slots=True)
 class Live:
-    """What a microbatch keeps on a stage between its passes. kept: of each part in turn. split: its backward is B and W."""
+    """What a microbatch keeps on a stage between its passes. kept: by each of the parts. split: its backward is B and W."""
 
     kept: list[Any]
     split: bool
@@ -51,8 +50,9 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What a microbatch keeps whose activations are recomputed: what its F was given, and what it found (see `replay`).
-    versions: of the tensors of the input, where those are here. rest: what parts keep that do not recompute."""
+    """What a microbatch keeps if its activations are recomputed: the arguments of its F, and the state before it (`moment`,
+    see `replay`). versions: of the input's tensors, if a keeper has not taken them. rest: what the parts that do not
+    recompute keep."""
 
     input: Any
     versions: tuple[int, ...]
@@ -66,15 +66,15 @@ class Dropped:
 class Stage:
     """Layers `first` … of a model on one rank.
 
-    loss: given to the last stage only. share: the part of the step's loss that one microbatch makes (1/m). parts:
-    how the layers are split, where it is not by layer. auxiliary: what layers added to the loss in the last F (its mean, not
-    its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here clears it. Where sequences are cut
-    into slices, numbers of microbatches are those of parts (see `slices.cutting`). takes_batch: the first stage's input is
-    the batch, which gets no gradient. dropping: how many of the first parts a recompute makes again.
+    loss: given to the last stage only. share: the weight of one microbatch's loss in that of the step (1/m). parts: how the
+    layers are split, if not layer by layer. auxiliary: what layers added to the loss in the last F (its mean, not
+    its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here clears it. With slices, numbers of
+    microbatches are those of parts (see `slices.cutting`). takes_batch: the first stage's input is the batch, and gets no
+    gradient. dropping: how many of the first parts are recomputed.
     """
 
     takes_batch: bool = True
-    _leaves_input = False  # as it is, as the first forward that drops has shown: else each works on a copy
+    _leaves_input = False  # do layers leave it unchanged? Until one forward has shown that, each gets a copy
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Stage:
         self.first = first
         self.loss = loss
         self.share = share
-        self.unit = torch.tensor(share)  # the gradient of the loss, in its own type: known after the first F
+        self.unit = torch.tensor(share)  # the gradient of the loss; its dtype is known after the first F
         self.auxiliary: Tensor | None = None
         self.live: dict[int, Live | Dropped] = {}
         self.parts: tuple[Split, ...] = tuple(parts or [LayerSplit(layers, first, loss)])
@@ -107,10 +107,10 @@ class Stage:
     ) -> Any:
         """The F pass. Returns the outputs, detached; on the last stage the microbatch's loss (its mean, not its share).
 
-        x: a pytree; its tensors that require a gradient get one, but none does on the first stage. split: B and W follow,
-        not BW. seed: fixes what random layers (dropout) do, whichever rank runs them. recompute: keep the inputs alone; an X
-        pass must come before the backward. keeper: gets what is kept, but for the parameters. Raises BadInput for outputs
-        that cannot be handed on.
+        x: a pytree; its tensors with `requires_grad` get gradients, except on the first stage. split: B and W follow,
+        not BW. seed: of random layers (dropout), for the same numbers on any rank. recompute: keep only the inputs; an X
+        pass must come before the backward. keeper: gets what is kept, except parameters. Raises BadInput for outputs
+        that cannot be passed on.
         """
         if self.first == 0 and self.takes_batch:
             x = constant(x)
@@ -132,14 +132,15 @@ class Stage:
         return y
 
     def alone(self, x: Any, target: Any, seed: int) -> Any:
-        """An F that no backward follows: as `forward`, and nothing is kept."""
+        """An F without a backward: like `forward`, but nothing is kept."""
         with torch.no_grad(), auxiliary_losses() as extra:
             y = self.output(constant(x), target, seed)
         self.auxiliary = extra.total
         return y
 
     def _dropped(self, x: Any, target: Any, split: bool, seed: int) -> tuple[Any, Dropped]:
-        """The forward of what recomputes: the operations of X (without a graph, layers may choose others), nothing saved."""
+        """The forward of layers to recompute, with the operations of X (layers may choose others without a graph); saves
+        nothing."""
         given = x if self._leaves_input else each_tensor(x, lambda t: t.detach().clone().requires_grad_(t.requires_grad))
         with self.replay.remembered() as moment, torch.autograd.graph.saved_tensors_hooks(lambda _: None, _forgotten):
             y, _ = self._run(self.parts[: self.dropping], given, target, split, seed)
@@ -148,7 +149,7 @@ class Stage:
 
     @cached_property
     def replay(self) -> Replay:
-        """What lets a forward run twice; made where a stage recomputes."""
+        """Runs a forward twice with the same result; made where a stage recomputes."""
         return Replay(self.layers)
 
     def _run(self, parts: Sequence[Split], x: Any, target: Any, split: bool, seed: int) -> tuple[Any, list[Any]]:
@@ -163,13 +164,13 @@ class Stage:
         return x, kept
 
     def output(self, x: Any, target: Any, seed: int) -> Any:
-        """What the layers make of `x`; on the last stage the loss. Raises BadInput."""
+        """The layers' output for `x`; on the last stage the loss. Raises BadInput."""
         return outputs(self.layers, self.first, self.loss, x, target, seed)
 
     def recompute(self, microbatch: int) -> None:
-        """The X pass: makes the activations of F again, with the same random numbers. Buffers stay as they are.
+        """The X pass: compute the activations of F again, with the same random numbers. Buffers stay as they are.
 
-        Raises BadInput where F did not drop them, or where somebody has changed the input in place.
+        Raises BadInput where F did not drop them, or where the input was changed in place.
         """
         dropped = self.live[microbatch]
         if not isinstance(dropped, Dropped):
@@ -184,11 +185,11 @@ class Stage:
     def backward(
         self, microbatch: int, gradients: Sequence[Tensor | None] | None, weight: float = 1.0
     ) -> tuple[Tensor | None, ...]:
-        """The B pass, and all of a BW pass where F was not split. Returns the gradients of the inputs that require one;
-        None: nobody used it.
+        """The B pass, or all of a BW pass. Returns the gradients of the inputs that require one; None for an input that
+        nothing used.
 
-        gradients: of the outputs that require one; None on the last stage, whose loss is multiplied by `weight`. Graphs are
-        freed, and weight gradients that a W is to add stay. Raises BadInput where the activations were not recomputed.
+        gradients: of the outputs that require one; None on the last stage, whose loss is multiplied by `weight`. Frees the
+        graphs; weight gradients that W adds are kept. Raises BadInput where the activations were not recomputed.
         """
         live = self.live[microbatch]
         if not isinstance(live, Live):
@@ -204,30 +205,30 @@ class Stage:
         return tuple(given)
 
     def weights(self, microbatch: int) -> None:
-        """The W pass: the weight gradients that B left out."""
+        """The W pass: add the weight gradients that B left out."""
         live = self.live.pop(microbatch)
         assert isinstance(live, Live)
         for part, kept in zip(reversed(self.parts), reversed(live.kept), strict=True):
             part.weights(kept)
 
     def forget(self) -> None:
-        """Drop all that microbatches keep: their step begins anew."""
+        """Drop all that microbatches keep: their step begins again."""
         self.live.clear()
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Every parameter that is trained, as "layer 3 weight"."""
+        """All trained parameters, with names such as "layer 3 weight"."""
         layers = enumerate(self.layers, self.first)
         return [(f"layer {i} {name}", p) for i, layer in layers for name, p in layer.named_parameters() if p.requires_grad]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Every parameter that is trained, once."""
+        """All trained parameters, each once."""
         trained = {id(p): p for layer in self.layers for p in layer.parameters() if p.requires_grad}
         return list(trained.values())
 
 
 class ForwardStage(Stage):
-    """The layers of `stage`, run without a graph: an F leaves no activations, and no backward can follow. with_loss: the
-    last stage makes the loss; else it keeps its `outputs`, by microbatch."""
+    """The layers of `stage`, run without a graph: an F keeps no activations, and has no backward. with_loss: the last stage
+    computes the loss; else it keeps its `outputs`, by microbatch."""
 
     def __init__(self, stage: Stage, with_loss: bool, last: bool) -> None:
         self.layers, self.first, self.live = stage.layers, stage.first, {}
@@ -236,7 +237,7 @@ class ForwardStage(Stage):
         self._keeps = last and not with_loss
 
     def forward(self, microbatch: int, x: Any, target: Any, *, seed: int = 0, **_: Any) -> Any:
-        """The F pass: see `Stage.forward`. Nothing is kept."""
+        """The F pass: see `Stage.forward`. Keeps nothing for a backward."""
         y = self.alone(x, target, seed)
         if self._keeps:
             self.outputs[microbatch] = row_of(y)

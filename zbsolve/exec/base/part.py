@@ -143,8 +143,8 @@ P = TypeVar("P", bound=Part)
 class Data:
     """The data of one step. inputs, targets: microbatch → pytree of tensors, for the first and for the last stage. seed:
     microbatch m draws its random numbers from seed + m. shares: microbatch → its weight in the mean loss, 1 on average
-    (empty: all weights are 1). scale: losses are multiplied by it before their backward. uncounted: with slices, changes
-    the targets of a slice so that no label in it counts in the loss."""
+    (empty: all weights are 1). scale: losses are multiplied by it before their backward. uncounted: with slices,
+    marks the targets of a slice in which no label counts (see `slices.cutting.Uncounted`)."""
 
     inputs: Mapping[int, Any]
     targets: Mapping[int, Any]

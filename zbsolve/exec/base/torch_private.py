@@ -368,9 +368,8 @@ def side_effects(warning: str) -> list[str]:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside of `torch.compile(module)`, or the module itself. Recognized by name: the import takes seconds."""
-    inside = module._modules.get("_orig_mod")
-    return module if inside is None or type(module).__name__ != "OptimizedModule" else inside
+    """What `torch.compile(module)` wrapped, or the module itself. Its class is known by name: importing it takes seconds."""
+    return module._modules["_orig_mod"] if type(module).__name__ == "OptimizedModule" else module  # type: ignore[return-value]
 
 
 def compiles(module: nn.Module) -> bool:

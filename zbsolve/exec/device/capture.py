@@ -1,13 +1,13 @@
 """A rank's whole step as one CUDA graph: passes, weight gradients, messages, sums and copies, replayed by one call.
 
-The first step of a shape runs as ever, and is watched: which layers draw random numbers, and whether any draws on the host,
-where a graph could not (tracing a layer may, in the first step: then one more is watched). The next one is captured, which
-runs nothing, and then replayed, as are all that follow. What does not let itself be captured runs as ever, with a line that
-says why. Ranks capture each for itself: a message does not know whether a graph or a stream sent it.
+The first step of a shape runs without capture and is watched: which layers draw random numbers, and does any code draw on
+the host, which a graph cannot? (If so, one more step is watched, as tracing a layer may draw once.) The next step is
+captured, which runs nothing, and then replayed, like all that follow. A step that cannot be captured runs as before, and a
+line says why. Each rank captures for itself: its messages are the same, whether a graph or a stream sends them.
 
-A graph reads its batch and writes gradients where they lay when it was captured. Random layers get a generator of their own
-for each time that they run in the step, whose seed is set before each replay to what (seed, step, microbatch, layer) fix. So
-a replay draws what a plain step would.
+A graph reads its batch, and writes gradients, at the addresses from its capture. Each run of a random layer in the step gets
+a generator of its own. Before each replay its seed is set by (seed, step, microbatch, layer), so a replay draws what a plain
+step would draw.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from ..transport.format import Format
 from .rank_device import Marks
 
 MOST_GRAPHS = 4  # each keeps the memory of its step
-MOST_WATCHED = 64  # shapes that are known at a time; where each step has another one, none is captured
-Launch = Callable[[Data, Marks], Record]  # all passes of a step, and all that it begins
+MOST_WATCHED = 64  # shapes that are remembered; if every step has a new one, none is captured
+Launch = Callable[[Data, Marks], Record]  # launches all passes of a step, and the work that they start
 
 
 @dataclass
 class Watched:
-    """What a plain step showed. draws: (microbatch's seed − the step's, layer), each time that a layer ran which drew random
-    numbers on the device. host: a layer, or a word for other code, that drew some on the host; "": none. graded: parameters
-    that have a gradient. times: steps of the shape that were watched, this one the last."""
+    """What a plain step showed. draws: (microbatch's seed − the step's, layer) for each run of a layer that drew random
+    numbers on the device. host: a layer, or other code, that drew some on the host; "": none. graded: parameters that have a
+    gradient. times: how many steps of the shape were watched."""
 
     draws: list[tuple[int, int]] = field(default_factory=list)
     host: str = ""
@@ -52,7 +52,7 @@ class Watched:
 
     @contextmanager
     def watching(self, seed: int, module: nn.Module, device: torch.device) -> Iterator[None]:
-        """Run a plain step of `module`'s layers inside. seed: the step's."""
+        """Run a plain step of `module`'s layers inside. seed: of the step."""
         generator, last = _generator(device), list[Any]()
 
         def look() -> None:
@@ -70,7 +70,7 @@ class Watched:
             last[:] = given - seed, number, torch.default_generator.get_state()
 
         before = random.getstate(), repr(np.random.get_state())
-        before_restoring.append(look)  # a recompute puts generators back, and what it drew would be lost
+        before_restoring.append(look)  # before a recompute restores generators, note what it drew
         try:
             with seeding(seeded):
                 yield
@@ -84,9 +84,9 @@ class Watched:
 
 @dataclass
 class Captured:
-    """One graph. data: what it reads; record: what its passes left, with marks that each replay reaches anew; draws: the
-    generators of layers that draw, and what `Watched.draws` says of each; gradients: where it adds them. places: where
-    parameters and buffers lie, which it reads."""
+    """One graph. data: the tensors that it reads; record: of its passes, with marks that each replay records again; draws:
+    the generators of layers that draw, with their entries of `Watched.draws`; gradients: where it adds them. places:
+    addresses of the parameters and buffers that it reads."""
 
     graph: Any
     marks: Marks
@@ -97,7 +97,7 @@ class Captured:
     places: tuple[int, ...] = ()
 
     def feed(self, data: Data) -> None:
-        """Put a batch of the same shape, seeds and gradients where the graph finds them."""
+        """Copy a batch of the same shape, seeds and gradients to where the graph reads them."""
         with torch.no_grad():
             for kept, other in ((self.data.inputs, data.inputs), (self.data.targets, data.targets)):
                 for m, value in kept.items():
@@ -113,7 +113,7 @@ class Captured:
             generator.manual_seed(layer_seed(data.seed + offset, number))
 
     def replayed(self) -> Record:
-        """The record of the replay that runs."""
+        """The record of the replay that is running."""
         r = self.record
         return replace(
             r, arrived=list(r.arrived), start=list(r.start), end=list(r.end), losses=list(r.losses), later=dict(r.later)
@@ -121,9 +121,9 @@ class Captured:
 
 
 class Captures:
-    """The graphs of one rank, by the shape of what they are fed. module: the rank's layers. launch: see `Launch`; reset:
-    drops what one that broke off has left. refusal: why no step is captured, or "". said: lines, each once: what was
-    captured, and what was not and why."""
+    """The graphs of one rank, by the shape of their input. module: the rank's layers. launch: see `Launch`; reset: drops the
+    state of a launch that failed. refusal: why no step is captured, or "". said: lines, each once: what was captured; what
+    was not captured, and why."""
 
     def __init__(
         self, device: torch.device, module: nn.Module, launch: Launch, reset: Callable[[], None], refusal: str = ""
@@ -140,8 +140,8 @@ class Captures:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """A step runs inside, on the stream that is captured, whether it is captured or not. (Seen on an H200: with plain
-        steps on the default stream a capture with offload broke off: autograd had that stream wait for the graph's.)"""
+        """A step runs inside, on the stream for captures, even if it is not captured. (Observed on an H200: after plain
+        steps on the default stream, a capture with offload failed, as autograd made that stream wait for the graph's.)"""
         before = torch.cuda.current_stream(self.device)
         self._stream = self._stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(before)
@@ -152,7 +152,7 @@ class Captures:
             before.wait_stream(self._stream)
 
     def key(self, data: Data) -> Hashable:
-        """What must be alike for one graph to do for two batches."""
+        """What must be equal for two batches to share a graph."""
         forms = tuple((m, Format.of(value)) for part in (data.inputs, data.targets) for m, value in part.items())
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         training = tuple(module.training for module in self._module.modules())
@@ -160,9 +160,9 @@ class Captures:
         return forms, tuple(data.shares.items()), data.scale, autocast, training, trained
 
     def watch(self, data: Data) -> Any:
-        """What a plain step of this batch runs in."""
+        """The context in which a plain step of this batch runs."""
         key = self.key(data)
-        if self._refusal or self._full or key in self._graphs:  # nobody asks what it shows
+        if self._refusal or self._full or key in self._graphs:  # it would never be captured
             return nullcontext()
         before = self._watched.pop(key, None)
         watched = self._watched[key] = Watched(times=1 if before is None else before.times + 1)
@@ -175,14 +175,14 @@ class Captures:
         return sum(graph is not None for graph in self._graphs.values()) >= MOST_GRAPHS
 
     def of(self, data: Data, refusal: str) -> Captured | None:
-        """The graph for a batch, captured now where its shape has run before; None where it is to run as ever. refusal: what
-        the steps before have shown that speaks against it, or ""."""
+        """The graph for a batch, captured now if its shape has run before; None: run a plain step. refusal: a reason against
+        capture that earlier steps have shown, or ""."""
         key = self.key(data)
         if key in self._graphs:
             known = self._graphs[key]
             if known is None or known.places == _places(self._module):
                 return known
-            del self._graphs[key]  # somebody put other tensors in place of those that it reads
+            del self._graphs[key]  # tensors that it reads were replaced
         watched = self._watched.get(key)
         if watched is None or self._refusal or (watched.host and watched.times == 1):
             return None
@@ -221,7 +221,7 @@ class Captures:
                 generator.graphsafe_set_state(drawer.graphsafe_get_state())
 
         try:
-            # A state that a capture took part in which broke off is of no use: the process's own takes none.
+            # A failed capture spoils the generator state that it uses, so it does not use the process's own.
             generator.graphsafe_set_state(torch.Generator(self.device).graphsafe_get_state())
             torch.clear_autocast_cache()
             gc.collect()
@@ -238,7 +238,7 @@ class Captures:
             return None
         finally:
             generator.graphsafe_set_state(own)
-            torch.clear_autocast_cache()  # the weights in there were cast in the graph, and so not yet
+            torch.clear_autocast_cache()  # its casts of weights are in the graph, and were not computed
         self._pool = pool
         gradients = {p: p.grad for p in before if p.grad is not None}
         passes = len(record.marks)
@@ -256,8 +256,8 @@ class Captures:
 
 @contextmanager
 def capturing(graph: Any, pool: Any, stream: Any) -> Iterator[None]:
-    """What is launched inside, on the stream, goes into the graph. pool: of its memory. What broke it off is what is raised,
-    and not what ending it says then; and the current stream is the one from before in any case."""
+    """What is launched inside, on the stream, goes into the graph, whose memory comes from `pool`. On failure this raises
+    the first error, not the one from ending the capture; the current stream is restored in any case."""
     before, cause = torch.cuda.current_stream(), list[Exception]()
     try:
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):

@@ -1,7 +1,7 @@
-"""Copies beside computing, one after the other on each copy stream of a rank.
+"""Copies beside computing, one after the other on each of a rank's copy streams.
 
-`LaunchedCopies` are a GPU's: launched on a CUDA stream of its own as they begin; the host never waits. `CopyStreams` have a
-thread for each stream, for copies that the host does itself, or that wait for another rank's, for which the device cannot.
+`LaunchedCopies` are for GPUs: each stream is a CUDA stream, and the host never waits. `CopyStreams` have a
+thread for each stream, for copies by the host, or copies that wait for another rank's, for which a device cannot wait.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..base.torch_private import without_modes
 
 
 class Copy:
-    """A copy that was begun. work: launches or does it; over: called when it is really done. Both are given up then. ended:
-    when that was, monotonic ns, 0 until then."""
+    """A copy in progress. work: launches it, or does it; over: called when it is done. Both are dropped after use. ended:
+    when it was done, monotonic ns; 0 until then."""
 
     def __init__(self, work: Callable[[], None], over: Callable[[], None] | None, behind: Sequence[Any]) -> None:
         self.work: Callable[[], None] | None = work
@@ -36,21 +36,20 @@ class Copy:
 
 
 class CopyStreams:
-    """The copy streams of one rank, by name. They end with the last reference to this."""
+    """The copy streams of one rank, by name. Their threads end when this object is deleted."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._queues: dict[str, SimpleQueue[Copy | None]] = {}
 
     def mark(self) -> Any:
-        """An event behind all that computing has launched so far; None on a CPU, which has done it."""
+        """An event after all that the compute stream has launched so far; None on a CPU, which has done it all."""
         return torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
 
     def begin(
         self, stream: str, work: Callable[[], None], behind: Sequence[Any], over: Callable[[], None] | None = None
     ) -> Copy:
-        """Copy what `work` copies, behind these events and all that was begun on the stream, and call `over`. It never waits
-        itself."""
+        """Start a copy: run `work` on the stream after these events and earlier copies, then call `over`. Never waits."""
         if stream not in self._queues:
             queue = self._queues[stream] = SimpleQueue()
             threading.Thread(target=_run, args=(queue, self.device), daemon=True, name=f"copies {stream}").start()
@@ -59,8 +58,8 @@ class CopyStreams:
         return copy
 
     def join(self, copy: Copy, timeout: float) -> None:
-        """From here on the copy is done: for all that is launched now, on a GPU. Raises what the copy raised, and
-        TimeoutError."""
+        """Make all that follows (on a GPU: all that is launched from now on) wait for the copy. Raises the copy's exception,
+        and TimeoutError."""
         if not copy.launched.wait(timeout):
             raise TimeoutError(f"not done after {timeout:g} s")
         if copy.error is not None:
@@ -69,7 +68,7 @@ class CopyStreams:
             torch.cuda.current_stream(self.device).wait_event(copy.event)
 
     def end(self, copy: Copy, timeout: float) -> int:
-        """Wait until the copy is really done. When that was, monotonic ns. Raises as `join`."""
+        """Wait until the copy is done on the device, too. Returns when that was, monotonic ns. Raises as `join`."""
         self.join(copy, timeout)
         if not copy.done.wait(timeout):
             raise TimeoutError(f"not done after {timeout:g} s")
@@ -81,13 +80,13 @@ class CopyStreams:
 
 
 def _run(queue: SimpleQueue[Copy | None], device: torch.device) -> None:
-    """What the thread of a stream does."""
+    """The thread of a stream."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     while (copy := queue.get()) is not None:
         try:
             with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
                 _do(copy, stream)
-        except BaseException as error:  # whoever waits for the copy raises it
+        except BaseException as error:  # raised again by `join`
             copy.error = error
         copy.work = None
         copy.launched.set()
@@ -98,7 +97,7 @@ def _run(queue: SimpleQueue[Copy | None], device: torch.device) -> None:
             copy.over = None
         copy.ended = time.monotonic_ns()
         copy.done.set()
-        del copy  # the next one may be long in coming
+        del copy  # free it: the next one may take long to come
 
 
 def _do(copy: Copy, stream: Any) -> None:
@@ -112,41 +111,41 @@ def _do(copy: Copy, stream: Any) -> None:
 
 
 def timed_event() -> Any:
-    """An event of the device that has a time."""
+    """A timed CUDA event."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 @dataclass(slots=True)
 class Launched:
-    """A copy that was launched. start, end: events with times around it. over: what other streams wait for; one that a
-    graph captures can have a time or be waited for, not both."""
+    """A copy that was launched. start, end: timed events around it. over: an event for other streams to wait for. (An event
+    that a graph captures can be timed or waited for, not both.)"""
 
     start: Any
     end: Any
     over: Any
 
     def known(self) -> bool:
-        """Is it known to be done? To ask the device would break off a graph's capture."""
+        """Is it known to be done? Never: asking the device would break a capture."""
         return False
 
 
 class LaunchedCopies:
-    """The copy streams of one rank on a GPU, by name. A CUDA graph can capture them. event: makes those that have a time."""
+    """The copy streams of one rank on a GPU, by name. A CUDA graph can capture them. event: makes timed events."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.event = device, timed_event
         self._streams: dict[str, Any] = {}
 
     def mark(self) -> Any:
-        """An event behind all that computing has launched so far."""
+        """An event after all that the compute stream has launched so far."""
         return torch.cuda.current_stream(self.device).record_event()
 
     def begin(self, name: str, work: Callable[[], None], behind: Sequence[Any], over: None = None) -> Launched:
-        """Launch what `work` launches, behind these events and all that was begun on the stream."""
+        """Launch what `work` launches, after these events and all earlier work on the stream."""
         if name not in self._streams:
             self._streams[name] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream, start, end = self._streams[name], self.event(), self.event()
-        # Views of host memory are no bytes on the device, for one who counts those.
+        # Modes that count bytes must not see views of host memory.
         with without_modes(), torch.no_grad(), torch.cuda.stream(stream):
             for event in behind:
                 stream.wait_event(event)
@@ -156,13 +155,13 @@ class LaunchedCopies:
             return Launched(start, end, stream.record_event())
 
     def join(self, copy: Launched, timeout: float) -> None:
-        """From here on the copy is done, for all that is launched now."""
+        """Make all that is launched from now on wait for the copy."""
         torch.cuda.current_stream(self.device).wait_event(copy.over)
 
 
 class SideWork:
-    """What a rank's passes have begun beside computing, by their names: copies and collectives. launched: a GPU's streams do
-    it, and no threads. copies: where it is done. seconds: to wait for any of it. begun: what is not settled."""
+    """Work beside computing that a rank's passes have started, by pass: copies and collectives. launched: on a GPU's
+    streams, not by threads. copies: the streams. seconds: to wait for any of it. begun: work not settled yet."""
 
     def __init__(self, device: torch.device, seconds: float, launched: bool) -> None:
         index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
@@ -173,7 +172,7 @@ class SideWork:
 
     @property
     def launched(self) -> bool:
-        """Do a GPU's streams do it, so that the host never waits?"""
+        """Is the work launched on a GPU's streams, so that the host never waits?"""
         return isinstance(self.copies, LaunchedCopies)
 
     def begin_step(self, marks: Any) -> None:
@@ -190,15 +189,16 @@ class SideWork:
         behind: Sequence[Any] | None = None,
         done: Callable[[], None] | None = None,
     ) -> Copy | Launched:
-        """Begin what `work` does for pass `name`, on a stream behind these events (None: all that computing has launched).
-        over: what the rank does by itself when that is settled. done: called by the thread that does it, behind it."""
+        """Start the work of pass `name` on a stream, after these events (None: after all that the compute stream has
+        launched). over: called by the rank when the work is settled. done: called after the work by the thread that does
+        it."""
         copy: Copy | Launched = self.copies.begin(stream, work, [self.copies.mark()] if behind is None else behind, done)
         self.begun[name] = copy, over
         return copy
 
     def settle(self, name: str, sure: bool = True) -> None:
-        """From here on the work of pass `name` is done, and what it was from is free. sure: also where that must be waited
-        for. Raises TimeoutError, and what the work raised."""
+        """Finish the work of pass `name`: what follows may use its result, and its source is free. Not sure: only if it is
+        done already. Raises TimeoutError, and the work's exception."""
         copy, over = self.begun.get(name, (None, None))
         if copy is None or over is None or not (sure or copy.known()):
             return
@@ -207,7 +207,7 @@ class SideWork:
         self.done[name], _ = self.begun.pop(name)
 
     def ended(self, name: str) -> Any:
-        """When the work of pass `name` was done, monotonic ns, waiting for it; where it was launched the event at its end.
+        """Wait for the work of pass `name`. Returns when it was done, monotonic ns; of launched work, the event at its end.
         Raises as `settle`."""
         self.settle(name)
         copy = self.done[name]

@@ -1,5 +1,5 @@
-"""A rank's GPU in a step: events for times, which are read on the host's clock when all is done; rows of messages between
-GPUs, which NCCL moves on streams of their own; and a guard."""
+"""A rank's GPU in a step: timed events, read in the host's time when everything is done; messages between GPUs, which NCCL
+moves on streams of their own; and a guard against hanging."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..transport.mailbox import HostRows, Looker
 from ..transport.peers import Peers
 from ..transport.wires import Wires, came_true
 
-TRIES = 3  # to find how the clocks stand to each other
+TRIES = 3  # to measure the offset between the clocks
 
 
 class Marks:
     """The timed events of one rank. A step takes them from a pool; nothing waits for them before its end.
 
-    fixed: made for one captured graph, whose replays mark the same ones again. An event that a graph captures has a time or
-    is waited for, not both, so nothing waits for a mark there. stream: where this step computes; None: on the current one.
+    fixed: for one captured graph, whose replays record the same events again. An event that a graph captures can be timed or
+    waited for, not both, so nothing waits for a mark there. stream: where this step computes; None: the current stream.
     """
 
     def __init__(self, device: torch.device, fixed: bool = False) -> None:
@@ -39,7 +39,7 @@ class Marks:
         self._zero_ns = 0
 
     def begin(self) -> None:
-        """A step begins, and the device is idle: find how its clock stands to the host's."""
+        """A step begins, with the device idle: measure the offset of its clock to the host's."""
         self._used, best = 0, 1 << 62
         for _ in range(TRIES):
             zero, before = torch.cuda.Event(enable_timing=True), time.monotonic_ns()  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ class Marks:
                 best, self._zero, self._zero_ns = after - before, zero, (before + after) // 2
 
     def event(self) -> Any:
-        """A timed event of this step, which was not recorded yet."""
+        """A timed event of this step that was not used yet."""
         if self._used == len(self._pool):
             how = {"enable_timing": True, "external": True} if self.fixed else {"enable_timing": True}
             self._pool.append(torch.cuda.Event(**how))  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ class Marks:
         return self._pool[self._used - 1]
 
     def mark(self, stream: Any = None) -> Any:
-        """What was launched up to here on a stream: where the step computes, where none is named."""
+        """Record an event on a stream (None: the one on which the step computes), after all that is launched there."""
         event = self.event()
         event.record(stream or self.computing)
         return event
@@ -69,22 +69,22 @@ class Marks:
         return torch.cuda.current_stream(self.device) if self.stream is None else self.stream
 
     def done(self, event: Any) -> bool:
-        """Is a mark behind the device in this step? (A replay's mark has happened before, in the replay before.)"""
+        """Has the device reached a mark in this step? (In a replay, marks have been reached by the replay before.)"""
         if not event.query():
             return False
         try:
             return not self.fixed or (self._zero is not None and bool(self._zero.elapsed_time(event) > 0))
-        except RuntimeError:  # no replay has reached it yet
+        except RuntimeError:  # not recorded yet
             return False
 
     def ns(self, event: Any) -> int:
-        """When a mark was reached that is `done`, monotonic ns of the host."""
+        """When the device reached a mark that is `done`, in the host's monotonic ns."""
         return self._zero_ns + round(float(self._zero.elapsed_time(event)) * 1e6)
 
 
 class Coming:
-    """A message that comes. free: behind what used the row's memory before. arrived, there: a mark, and what waits, once the
-    receive is launched."""
+    """A message to receive into `row`. free: an event after the last use of the row's memory. Once the receive is launched:
+    arrived: a mark at its end, there: an event at its end to wait for."""
 
     __slots__ = ("arrived", "free", "row", "there")
 
@@ -95,9 +95,9 @@ class Coming:
 
 
 class DeviceRows(HostRows):
-    """Rows between GPUs. marks: of the step that runs. A row may be written once all is done that was launched when it was
-    reserved. Computing waits for a row where a pass takes it, and for sends that are over, whose memory it may use then.
-    What an earlier step left is dropped when one begins."""
+    """Rows between GPUs. marks: of the current step. A row may be written when all work is done that was launched before its
+    reservation. The compute stream waits for a row when a pass takes it, and for sends that have left, whose memory it may
+    reuse then. At the start of a step, rows of an earlier one are dropped."""
 
     def __init__(self, wires: Wires, device: torch.device, marks: Marks) -> None:
         self._wires, self._device, self.marks = wires, device, marks
@@ -150,8 +150,8 @@ LOOK_SECONDS = 0.2
 
 
 class RankDevice:
-    """The GPU of one rank. actions: of its program; hooks: around them. peak: the most bytes that the last step took beside
-    what lay there when it began, as torch's allocator counts. launching: how long its host took to launch all of it, ns."""
+    """The GPU of one rank. actions: of its program; hooks: around them. peak: bytes that the last step allocated at most,
+    beside those at its start, by torch's allocator. launching: the host's time to launch the step, ns."""
 
     def __init__(self, device: torch.device, peers: Peers, actions: tuple[Action, ...], hooks: Hooks) -> None:
         self.device, self.limit = device, hooks.limit
@@ -162,8 +162,8 @@ class RankDevice:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """A step runs inside. Where the guard ended the communicators, what raises then is a consequence, and why it did is
-        raised. Raises LostRank."""
+        """A step runs inside. If the guard ended the communicators, an exception is a consequence of that, and the guard's
+        cause is raised instead. Raises LostRank."""
         try:
             yield
         except Exception:
@@ -174,8 +174,8 @@ class RankDevice:
             self.guard.end()
 
     def begin(self, record: Record, marks: Marks, missing: int) -> None:
-        """A step begins, behind all that was launched before. missing: bytes of gradients that it will make anew. Raises
-        LostRank where that is never done."""
+        """A step begins, after all earlier work on the device. missing: bytes of gradients that it will allocate. Raises
+        LostRank where that work never ends."""
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
         self.guard.begin(record, marks)
@@ -189,8 +189,7 @@ class RankDevice:
             self._allow(self._before + missing + self.limit)
 
     def finish(self, record: Record, marks: Marks) -> None:
-        """Wait until all is done that was launched, and put the times of the device in place of the host's. Raises
-        LostRank."""
+        """Wait until everything launched is done, and replace the record's times by those of the device. Raises LostRank."""
         over = torch.cuda.Event()  # type: ignore[no-untyped-call]
         over.record()
         self.launching = time.monotonic_ns() - record.began
@@ -201,14 +200,14 @@ class RankDevice:
         read_marks(record, marks)
 
     def _allow(self, size: int | None) -> None:
-        """Let the allocator take so many bytes of the device in all (None: whatever there is); what it keeps unused goes
-        before it says that memory is out."""
+        """Limit the allocator to this many bytes of the device in total (None: no limit). It frees its cached blocks before
+        it reports that memory is out."""
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(1.0 if size is None else min(1.0, size / total), self.device)
 
 
 def read_marks(record: Record, marks: Marks) -> None:
-    """Put the times of the device, which has done all, in place of those of launching: monotonic ns of the host."""
+    """Replace the times of launching by those of the device, which has done everything: monotonic ns of the host."""
     record.launched = [end - start for start, end in zip(record.start, record.end, strict=True)]
     spans = [(marks.ns(start), marks.ns(end)) for start, end in record.marks]
     record.start, record.end = [span[0] for span in spans], [span[1] for span in spans]
@@ -218,20 +217,20 @@ def read_marks(record: Record, marks: Marks) -> None:
 
 
 def missing_bytes(parameters: Any) -> int:
-    """Bytes of the gradients that trained parameters do not have yet."""
+    """Bytes of gradients that trained parameters do not have yet."""
     return sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
 
 
 class Guard:
-    """Looks after one rank. actions: of its program. announce: is told the pass that runs on the device. cause: what ended
-    its communicators; None: nothing."""
+    """Watches one rank from a thread, and ends its communicators if another rank has stopped or nothing happens. actions: of
+    its program. announce: called with the pass that runs on the device. cause: why communicators were ended, or None."""
 
     def __init__(self, peers: Peers, actions: tuple[Action, ...], announce: Callable[[str], None] | None = None) -> None:
         self.cause: LostRank | None = None
         self._peers, self._actions, self._announce = peers, actions, announce
         self._record: Record | None = None
         self._marks: Marks | None = None
-        self._done = 0  # passes of the step that are behind the device
+        self._done = 0  # passes of the step that the device has done
         self._busy = Looker(self.look, LOOK_SECONDS).busy
 
     def begin(self, record: Record, marks: Marks) -> None:
@@ -241,7 +240,7 @@ class Guard:
         self._busy.set()
 
     def wait(self, event: Any) -> None:
-        """Wait until the device is behind an event, which ends the step. Raises LostRank."""
+        """Wait until the device reaches the event at the end of the step. Raises LostRank."""
         try:
             came_true(lambda: event.query() or self.cause is not None, inf)
             if self.cause is not None:
@@ -250,17 +249,17 @@ class Guard:
             self._busy.clear()
 
     def end(self) -> None:
-        """The step has ended, or broke off."""
+        """The step has ended, or failed."""
         self._busy.clear()
 
     def look(self) -> None:
-        """One look: has another rank stopped, or does nothing go on here? (A device that failed says so to the thread that
-        uses it. None comes at the process's end, which it would abort.)"""
+        """Check once: has another rank stopped, or does nothing happen here? (A failed device raises in the thread that uses
+        it.)"""
         if self.cause is not None or self._record is None or self._marks is None:
             return
         try:
             other = self._peers.stopped()
-        except Exception:  # the store is gone with its rank: what goes on here says the rest
+        except Exception:  # the store is gone with its rank
             other = None
         if other is not None:
             self._end(LostRank("it waits for ranks that stopped", other))
@@ -271,7 +270,7 @@ class Guard:
         now = len(record.marks), self._done
         if now != self._before:
             self._before, self._since = now, time.monotonic()
-            if self._announce is not None:  # the host is far ahead, and who looks after that must hear that all goes on
+            if self._announce is not None:  # the host is far ahead of the device, whose progress this reports
                 self._announce(self._actions[min(self._done, len(self._actions) - 1)].name)
         limit = self._peers.timeout.total_seconds()
         if time.monotonic() - self._since > limit:
@@ -282,7 +281,7 @@ class Guard:
         self._peers.break_devices()
 
     def _stuck(self, record: Record, marks: Marks, limit: float) -> LostRank:
-        """What the first pass that is not done waits for."""
+        """The error that names what the first unfinished pass waits for."""
         action = self._actions[min(self._done, len(self._actions) - 1)]
         if self._done < len(record.marks):
             arrived = record.arrived[self._done] if self._done < len(record.arrived) else None

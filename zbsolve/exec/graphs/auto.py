@@ -1,5 +1,5 @@
-"""How each block is split, by name: by its graph because that is asked for, or as is measured faster within the memory. A
-split by shape is chosen when inputs of a shape come for the first time."""
+"""How each block's backward is split, by name: by its graph, or as measurements say is faster within the memory. The choice
+is made when inputs of a shape first come."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ MAKES: dict[str, Callable[[nn.Module, Any], Graphs]] = {
     "inductor:least": partial(graphs_of, inductor=True, least=True),
 }
 MIN_ROUNDS, MAX_ROUNDS = 3, 15
-SECONDS = 1.0  # of rounds, if MIN_ROUNDS take no longer
+SECONDS = 1.0  # for all rounds, unless MIN_ROUNDS take longer
 
 
 def parts_by(choose: Choose) -> Parts:
-    """What splits layers `first` … of a model as `choose` says, and the loss behind them by itself."""
+    """Parts for layers `first` … of a model, each split as `choose` says, and one for the loss after them."""
 
     def parts(layers: Sequence[nn.Module], first: int, loss: Loss | None) -> list[Split]:
         splits: list[Split] = [ByShape(layer, i, choose) for i, layer in enumerate(layers, first)]
@@ -50,7 +50,7 @@ def parts_by(choose: Choose) -> Parts:
 
 
 def always(name: str, shared: SharedGraphs) -> Choose:
-    """Each layer by its graph, of which the split's name says the kind. Refuses those that have none."""
+    """Split each layer by its graph; the name says which kind. Raises Untraceable for layers without a graph."""
 
     def choose(layer: nn.Module, number: int, x: Any, seed: int) -> tuple[Split, Decision]:
         restore(layer)  # another stage may have deferred its gradients
@@ -64,10 +64,9 @@ def always(name: str, shared: SharedGraphs) -> Choose:
 
 
 class Auto:
-    """A layer's split is the one that was measured to take the least time for F, B and W of a microbatch; equal layers share
-    that, for inputs of one shape. tight: none may hold more bytes after F or after B than the split of the layers. inductor:
-    graphs that inductor compiles are tried for every block, and not only for blocks that are compiled. alone: see
-    `parts_by_name`."""
+    """Gives each layer the split that takes the least measured time for F, B and W of a microbatch. Equal layers share the
+    measurement, for inputs of the same shape. tight: no split may hold more bytes after F or after B than "layers" does.
+    inductor: try graphs compiled by inductor for every block, not only for compiled blocks. alone: see `parts_by_name`."""
 
     def __init__(self, tight: bool = False, inductor: bool = False, alone: bool = True) -> None:
         self.tight, self.inductor, self.alone = tight, inductor, alone
@@ -76,8 +75,8 @@ class Auto:
         self._layer_splits: dict[int, LayerSplit] = {}
 
     def choose(self, layer: nn.Module, number: int, x: Any, seed: int) -> tuple[Split, Decision]:
-        """Its split, and why: where it cannot be traced, that of the layers."""
-        restore(layer)  # a trace sees the layer as it is
+        """The layer's split, and why; "layers" if it cannot be traced."""
+        restore(layer)  # trace the layer without deferred gradients
         key = shared_key(unwrapped(layer), x)
         decision = self._known.get(key)
         if decision is None:
@@ -86,7 +85,7 @@ class Auto:
         if decision.split == "layers":
             return self._by_layers(layer, number), decision
         part = self._shared[decision.split].split(layer, number, x, seed)
-        if id(layer) in self._layer_splits:  # which inputs of another shape take
+        if id(layer) in self._layer_splits:  # inputs of another shape use that split
             self._by_layers(layer, number)
         return part, decision
 
@@ -109,7 +108,7 @@ class Auto:
             return Decision(_name(layer), "layers", refused["graph"])
         parts["layers"] = own = self._by_layers(layer, number)
         sizes = {name: held(layer, part, x, seed) for name, part in parts.items()}
-        # Where memory is bounded, in place of each split that holds more than that of the layers comes one that recomputes.
+        # If memory is limited, a split that holds more than "layers" is replaced by one that recomputes.
         for name in [name for name in parts if self.tight and _more(sizes[name], sizes["layers"])]:
             least = f"{name}:least"
             restore(layer)
@@ -145,8 +144,8 @@ def _name(layer: nn.Module) -> str:
 
 
 def timed(layer: nn.Module, parts: Mapping[str, Split], x: Any, seed: int) -> dict[str, tuple[float, float, float]]:
-    """Median µs of F, B and W of each. They take turns, so that a slow moment of the machine meets all. Gradients are there,
-    as in the middle of a step. On a CPU: of the thread that works, on its core."""
+    """Median µs of F, B and W of each split. They take turns, so that a slow moment of the machine affects all. Gradients
+    exist already, as in the middle of a step. On a CPU: the time of the working thread on its core."""
     clock = _synchronised if any(tensor.is_cuda for tensor in tensors_of(x)) else time.thread_time_ns
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in parts}
     with undisturbed(layer):
@@ -161,7 +160,7 @@ def timed(layer: nn.Module, parts: Mapping[str, Split], x: Any, seed: int) -> di
 
 
 def held(layer: nn.Module, part: Split, x: Any, seed: int) -> tuple[int, int]:
-    """Bytes held after F (its input among them) and after B, for a microbatch that is not the first."""
+    """Bytes held after F (with its input) and after B, for a microbatch that is not the first."""
     with undisturbed(layer):
         _passes(part, x, seed, time.monotonic_ns)
         parameters = list(layer.parameters())
@@ -193,14 +192,14 @@ def _passes(part: Split, x: Any, seed: int, clock: Callable[[], int]) -> tuple[f
 
 
 def _synchronised() -> int:
-    """Nanoseconds, when all that was launched has run."""
+    """The time in ns, once all launched work is done."""
     torch.cuda.synchronize()
     return time.monotonic_ns()
 
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """How equal blocks are split. block: their class. split: its name. why: what spoke against others (costs aside).
+    """How equal blocks are split. block: their class. split: its name. why: what ruled out others, apart from costs.
     costs: of each split that was tried (see `choices.COSTS`)."""
 
     block: str
@@ -209,13 +208,13 @@ class Decision:
     costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-# (layer, its number, the input, the seed of its random numbers) → its split, and why.
+# (layer, its number, the input, the seed of its random numbers) → its split, and the decision.
 Choose = Callable[[nn.Module, int, Any, int], tuple[Split, Decision]]
 
 
 class ByShape(Split):
-    """Layer `number` of a model, split as `choose` says: for inputs of one structure, of their shapes and types, and for
-    what a person may change meanwhile (autocast, training mode, which parameters are trained)."""
+    """Layer `number` of a model, split as `choose` says for each structure, shape and dtype of its input, and each setting
+    that a user may change (autocast, training mode, which parameters are trained)."""
 
     def __init__(self, layer: nn.Module, number: int, choose: Choose) -> None:
         self.layer, self.number, self.choose = layer, number, choose
@@ -247,13 +246,13 @@ class ByShape(Split):
 
 
 def graph_saved(kept: Any) -> list[Tensor] | None:
-    """What a graph's F saved for a microbatch, of what a stage keeps for one of its parts. None: autograd saved it."""
+    """The tensors that a graph's F saved for a microbatch, from what a part of a stage keeps. None: autograd saved them."""
     saved = kept[1] if isinstance(kept, tuple) else kept
     return [value for value in saved.values if isinstance(value, Tensor)] if isinstance(saved, Saved) else None
 
 
 def decisions_of(stages: Iterable[Stage]) -> list[Row]:
-    """What was decided for the layers of `stages`, a row for a kind of them: numbers, class, split, why and costs."""
+    """The decisions for the layers of `stages`: a row for each kind, with numbers, class, split, reason and costs."""
     rows = [
         {**vars(decision), "layers": [part.number]}
         for part in (part for stage in stages for part in stage.parts if isinstance(part, ByShape))
@@ -262,19 +261,19 @@ def decisions_of(stages: Iterable[Stage]) -> list[Row]:
     return merged([rows])
 
 
-# (layers, number of the first, loss or None) → how they are split.
+# (layers, number of the first, loss or None) → their parts.
 Parts = Callable[[Sequence[nn.Module], int, Loss | None], Sequence[Split]]
 
 
 def parts_by_name(name: str, *, tight: bool = False, alone: bool = True) -> Parts:
-    """What splits the stages of one rank: equal layers share what was traced, compiled and measured. tight: memory is
-    bounded, so `auto` takes no split that holds more than that of the layers. alone: no other rank takes part in a layer's
-    forward; where one does, `auto` tries nothing out, and takes the layers.
+    """What splits the stages of one rank; equal layers share traces, compiled graphs and measurements. tight: memory is
+    limited, so `auto` takes no split that holds more than "layers". alone: no other rank takes part in a layer's
+    forward; else `auto` measures nothing and takes "layers".
 
     layers: linear layers, embeddings and convolutions queue their weight gradients, and the rest of a backward is B. graph:
     each layer's joint graph is cut, so any operation is split; inductor compiles it. `:least` keeps as little between F and
-    B as recomputing cheap operations allows. auto: a layer at a time, what is measured faster; `auto:inductor` also
-    compiles. Raises BadInput for a name that is none of `SPLITS`.
+    B as recomputing cheap operations allows. auto: for each layer, the faster one as measured; `auto:inductor` also
+    compiles. Raises BadInput for a name that is not in `SPLITS`.
     """
     if name not in SPLITS:
         raise BadInput(f"split: '{name}' is none of {', '.join(SPLITS)}")

@@ -1,6 +1,6 @@
-"""A joint graph cut in three: the forward, the input gradient (B) and the weight gradient (W). B is what the gradients of
-the inputs need, and W is the rest. Gradients of vectors (norms, biases) are made in B: their inputs would else be kept for
-W, a fifth more bytes between B and W on Llama-like blocks."""
+"""Cuts a joint graph in three: the forward, the input gradient (B) and the weight gradient (W). B is what the gradients of
+the inputs need, and W is the rest. Gradients of vectors (norms, biases) are computed in B: else their inputs would be kept
+for W, a fifth more bytes between B and W on Llama-like blocks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ADD, PICK = torch.ops.aten.add.Tensor, torch.ops.aten.select_backward.default
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One of the three graphs. takes: what each of its inputs is; gives: each of its outputs. `saved` n is what the forward
-    keeps for the other two, `live` n what B makes for W."""
+    """One of the three graphs. takes: the role of each input; gives: of each output. `saved` n is what the forward keeps for
+    the other two, `live` n what B computes for W."""
 
     graph: fx.GraphModule
     takes: tuple[Role, ...]
@@ -32,8 +32,8 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The three graphs of a joint one. tangents: number of an output's leaf → its gradient, as a tensor without numbers.
-    needs: role of each gradient → those of them that it is made of."""
+    """The three graphs of a joint graph. tangents: number of an output's leaf → its gradient, as a fake tensor. needs: role
+    of each gradient → the leaves from whose gradients it is computed."""
 
     forward: Piece
     backward: Piece
@@ -43,7 +43,7 @@ class Cut:
 
 
 def cut(joint: Joint, *, least: bool = False) -> Cut:
-    """F, B and W of a joint graph, which is changed. least: keep as little from F as recomputing cheap operations allows."""
+    """Cut a joint graph, which is changed. least: keep as little from F as recomputing cheap operations allows."""
     examples = {
         int(role.key): node.meta["val"]
         for node in _inputs(joint.graph)
@@ -54,19 +54,19 @@ def cut(joint: Joint, *, least: bool = False) -> Cut:
     _separate(joint.graph)
     states = [i for i, role in enumerate(joint.takes.values()) if role.kind in ("parameter", "buffer")]
     forward, backward = partition_joint(joint.graph, joint.mode, joint.forwards, states, least)
-    for node in _inputs(forward):  # plain values (None, words) are part of the graph, which takes tensors alone
+    for node in _inputs(forward):  # the graph takes only tensors; plain values are part of it
         if not node.users and "val" not in node.meta:
             forward.graph.erase_node(node)
     forward.recompile()
     changed = {role.key for role in joint.gives if role.kind == "mutation"}
-    there = {  # what B and W can be given anew: a buffer that F changes is not what it was
+    there = {  # what need not be saved for B and W; a buffer that F changes must be
         name: role
         for name, role in joint.takes.items()
         if role.kind in ("parameter", "tangent") or (role.kind == "buffer" and role.key not in changed)
     }
     kept = [node.name for node in _results(forward)[joint.forwards :]]
     names = [node.name for node in _inputs(backward) if there.get(node.name, NOTHING).kind != "tangent"]
-    # The backward calls them the same, but for the states of random generators, which the cut renames; those come in order.
+    # The backward has the same names, except for states of random generators. The cut renames these, but keeps their order.
     renamed = iter([name for name in names if name not in kept])
     saved = [name if name in names else next(renamed, name) for name in kept]
     roles = {name: Role("saved", i) for i, name in enumerate(saved)} | there
@@ -80,7 +80,7 @@ def cut(joint: Joint, *, least: bool = False) -> Cut:
 
 
 def _needs(joint: Joint) -> dict[Role, frozenset[int]]:
-    """Role of each gradient → the leaves of outputs whose gradients it is made of."""
+    """Role of each gradient → the leaves of outputs from whose gradients it is computed."""
     of = dict[fx.Node, frozenset[int]]()
     for node in joint.graph.graph.nodes:
         role = joint.takes.get(node.name, NOTHING)
@@ -88,7 +88,7 @@ def _needs(joint: Joint) -> dict[Role, frozenset[int]]:
         of[node] = own.union(*(of[before] for before in node.all_input_nodes))
     every = frozenset().union(*of.values())
     pairs = zip(_results(joint.graph), joint.gives, strict=True)
-    # One of no tangent (that of a rounded value) is zeros, whichever there is.
+    # A gradient that depends on no tangent (that of a rounded value) is zero, for any of them.
     return {role.whole: of[v] or every for v, role in pairs if isinstance(v, fx.Node) and role.kind.endswith("gradient")}
 
 
@@ -102,8 +102,8 @@ def _results(graph: fx.GraphModule) -> list[Any]:
 
 
 def _separate(graph: fx.GraphModule) -> None:
-    """Kernels that give gradients of an input and of a matrix become two, so that W's part does not run in B. (Those of
-    norms stay one: gradients of vectors are made in B.)"""
+    """Split kernels that compute the gradients of an input and a matrix into two, so that W's part does not run in B. (Not
+    those of norms, as gradients of vectors are computed in B.)"""
     for node in list(graph.graph.nodes):
         at = MASK_POSITIONS.get(node.target) if node.op == "call_function" else None
         if at is None:
@@ -132,7 +132,7 @@ def _split(backward: fx.GraphModule, gives: Sequence[Role], roles: dict[str, Rol
     early = [(v, role) for v, role in weights if v.meta["val"].dim() < 2 and not _beside_matrix(v)]
     late = [(v, role) for v, role in weights if (v, role) not in early]
     needed = Counter(node for v in dict.fromkeys(v for v, _ in weights) for node in _ancestors([v]))
-    # Of a block whose inputs want no gradient B is what two or more gradients need.
+    # If no input of a block needs a gradient, B is what two or more gradients need.
     in_backward = _ancestors([v for v, _ in inputs]) or {node for node, count in needed.items() if count > 1}
     in_backward |= _ancestors([v for v, _ in early])
     in_weights = _ancestors([v for v, _ in late]) - in_backward
@@ -149,26 +149,26 @@ def _split(backward: fx.GraphModule, gives: Sequence[Role], roles: dict[str, Rol
 
 
 def _beside_matrix(node: fx.Node) -> bool:
-    """Does the kernel that makes it also make the gradient of a matrix (a convolution's bias)?"""
+    """Does the kernel that computes it also compute the gradient of a matrix (as for a convolution's bias)?"""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, fx.Node) and source.target in MASK_POSITIONS and _makes_matrix(source)
 
 
 def _makes_matrix(kernel: fx.Node) -> bool:
-    """Does a kernel of several gradients make one of a matrix, behind that of its input?"""
+    """Does this kernel of several gradients compute one of a matrix, besides that of its input?"""
     return any(user.args[1] > 0 and user.meta["val"].dim() > 1 for user in kernel.users)  # type: ignore[operator]
 
 
 def _transposes(node: fx.Node) -> bool:
-    """Is it a matrix transposed?"""
+    """Does the node transpose a matrix?"""
     if node.target is torch.ops.aten.permute.default:
         return list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
     return node.target is torch.ops.aten.t.default and node.meta["val"].dim() == 2
 
 
 def _factors(value: fx.Node, role: Role, inside: Collection[fx.Node]) -> list[tuple[fx.Node, Role]]:
-    """A gradient that is a product, as its two factors: with a gradient there already, product and sum are one kernel. Else
-    the gradient itself. inside: the nodes of W."""
+    """The two factors of a gradient that is a product: one kernel then multiplies and adds to an existing gradient. Else the
+    gradient itself. inside: the nodes of W."""
     node, turned = value, False
     while _transposes(node) and len(node.users) == 1 and node in inside:
         node, turned = node.all_input_nodes[0], not turned
@@ -181,7 +181,7 @@ def _factors(value: fx.Node, role: Role, inside: Collection[fx.Node]) -> list[tu
 
 
 def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes and all that they need."""
+    """The nodes and everything that they depend on."""
     seen, todo = set[fx.Node](), list(nodes)
     while todo:
         node = todo.pop()
@@ -194,7 +194,7 @@ def _ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 def _crossing(
     graph: fx.GraphModule, in_backward: set[fx.Node], in_weights: set[fx.Node], late: Sequence[fx.Node]
 ) -> list[fx.Node]:
-    """Values from outside of W that W reads. Tuples cannot cross, so their parts move to B."""
+    """Values from outside of W that W reads. Tuples cannot cross, so their elements move to B."""
     crossing = dict[fx.Node, None]()
     for node in graph.graph.nodes:
         if node in in_weights and node.op != "placeholder":
@@ -233,8 +233,8 @@ def _piece(
 
 
 def stack_selections(graph: fx.Graph) -> None:
-    """Gradients of all parts of a tensor that was unpacked (`q, k, v = x`) become one stack, as `unbind` has it. Dynamo
-    makes selections of it, whose gradients are as many tensors of zeros, and sums of them."""
+    """Replace a sum of gradients of all selections of an unpacked tensor (`q, k, v = x`) by one stack. Dynamo unpacks
+    by selections, whose gradients are as many tensors that are zero elsewhere, and their sums."""
     for node in list(graph.nodes):
         parts: Any = _selections(node) if node.target is ADD else None
         if parts is None:
@@ -252,7 +252,7 @@ def stack_selections(graph: fx.Graph) -> None:
 
 
 def _selections(node: Any) -> list[fx.Node] | None:
-    """The selections' gradients that a sum is of; None where it is of something else too, or somebody else needs a part."""
+    """The gradients of selections whose sum a node is; None if it has other terms, or other nodes use one of them."""
     if node.target is PICK:
         return [node]
     if node.target is not ADD or len(node.args) != 2 or node.kwargs:

@@ -1,5 +1,5 @@
-"""A block whose backward is split by its graph: F, B and W are three functions that torch traced from the block itself.
-Equal blocks share them."""
+"""A block whose backward is split by its graph: F, B and W are three functions that torch traced from the block. Equal
+blocks share them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Run = Callable[[list[Any]], Sequence[Any]]
 
 
 class Zeros(NamedTuple):
-    """A gradient that is 0. shape: of this rank's part, where it is a DTensor, of that layout. stride: as graphs were traced
-    for it, where none of its numbers share memory; (): whatever it is."""
+    """A gradient that is 0. shape: of the local tensor for a DTensor, whose layout is `layout`. stride: for which graphs
+    were traced, if no elements share memory; (): any."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -37,7 +37,7 @@ class Zeros(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Zeros:
-        """The gradient of a tensor like this."""
+        """The zero gradient of a tensor like this."""
         if is_dtensor(tensor):
             return cls(local(tensor).shape, tensor.dtype, tensor.device, Layout.of(tensor))
         return cls(tensor.shape, tensor.dtype, tensor.device, stride=tensor.stride() if all(tensor.stride()) else ())
@@ -48,7 +48,7 @@ class Zeros(NamedTuple):
         return self.laid(tensor) if self.layout is None else self.layout.whole(tensor)
 
     def laid(self, gradient: Tensor) -> Tensor:
-        """A gradient as graphs take it: a message brings one that is contiguous, also of a view that is not."""
+        """A gradient with the strides that graphs expect: messages bring contiguous ones, even of a view."""
         if not self.stride or gradient.stride() == self.stride:
             return gradient
         return torch.empty_strided(self.shape, self.stride, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
@@ -57,10 +57,10 @@ class Zeros(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Graphs:
     """What equal blocks share: the three functions, what each takes and gives, and the structure of the outputs.
-    trained_inputs, trained_outputs: the leaves that have a gradient. passed: those outputs that are inputs → which.
-    tangents: the gradients that the functions take of these. mutated: names of buffers that F changes. one_output: the
-    output is one tensor, and no structure. layouts: of what is a DTensor outside of the graphs (see `Joint`). extra: the
-    leaf behind the outputs that is what layers add to the loss."""
+    trained_inputs, trained_outputs: the leaves that have a gradient. passed: output that is an input → that input.
+    tangents: the gradients of outputs that the functions take. mutated: names of buffers that F changes. one_output: the
+    output is a single tensor. layouts: of values that are DTensors outside of the graphs (see `Joint`). extra: the leaf
+    after the outputs that layers add to the loss."""
 
     cut: Cut
     forward: Run
@@ -77,12 +77,12 @@ class Graphs:
     extra: int | None
 
     def layout(self, role: Role) -> Layout | None:
-        """The layout of a value that is a DTensor outside of the graphs."""
+        """The layout of a value that is a DTensor outside of the graphs; else None."""
         return self.layouts.get(role.whole)
 
 
 def graphs_of(block: nn.Module, x: Any, *, inductor: bool = False, least: bool = False) -> Graphs:
-    """Trace and cut `block` for inputs like `x`: structure, shapes, types and which tensors require a gradient. inductor:
+    """Trace and cut `block` for inputs like `x` in structure, shapes, dtypes and `requires_grad`. inductor:
     compile the graphs (tens of seconds). least: keep as little between F and B as recomputing cheap operations allows.
     Raises Untraceable."""
     joint = trace(block, (x,), decompose=inductor)
@@ -104,29 +104,29 @@ def graphs_of(block: nn.Module, x: Any, *, inductor: bool = False, least: bool =
     )
 
 
-# Where a function takes a value from: a module's parameters or buffers and a name there, or (None) the values given to it
-# and a number among them. Lists of these are made once, so that no pass looks up a role.
+# Where a function takes a value from: (a module's parameters or buffers, a name there), or (None, a number among the values
+# given to it). Lists of these are made once, so that no pass looks up a role.
 Place = tuple[Any, Any]
 
 
 @dataclass(slots=True)
 class Saved:
     """What a microbatch keeps between its passes: first what F saved, then what W takes. absent: leaves of the outputs that
-    nobody used, so that they have no gradient."""
+    nothing used, so they have no gradient."""
 
     values: list[Any]
     absent: frozenset[int] = frozenset()
 
 
 class GraphSplit(Split):
-    """Layer `number` of a model, whose backward `graphs` split, for inputs like those that they were traced for."""
+    """Layer `number` of a model, whose backward is split by `graphs`, for inputs like those of their trace."""
 
     def __init__(self, layer: nn.Module, number: int, graphs: Graphs) -> None:
         self.number, self.graphs = number, graphs
         first, second, third = graphs.cut.forward, graphs.cut.backward, graphs.cut.weights
         saved = [role for role in first.gives if role.kind == "saved"]
         self._tangents = [(leaf, zeros, graphs.layout(Role("tangent", leaf))) for leaf, zeros in graphs.tangents.items()]
-        # The graphs take of a DTensor this rank's part.
+        # Of a DTensor, graphs take the local tensor.
         tangents = [Role("tangent", leaf, layout and private.LOCAL_PART) for leaf, _, layout in self._tangents]
         given = {role: i for i, role in enumerate([*saved, *tangents])}
         kept = [role for role in third.takes if role in given]
@@ -165,7 +165,7 @@ class GraphSplit(Split):
         return y, Saved([results[i] for i in self._saved])
 
     def backward(self, kept: Saved, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor | None]:
-        """B. Gradients of vectors among the parameters are added to `.grad`."""
+        """B. Also adds to `.grad` of parameters that are vectors."""
         graphs, values = self.graphs, [opened(value) for value in kept.values]
         given = dict(zip(graphs.trained_outputs, gradients, strict=True))
         kept.absent = frozenset(leaf for leaf, gradient in given.items() if gradient is None)
@@ -201,9 +201,10 @@ class GraphSplit(Split):
 
 
 class _Function:
-    """B or W of one layer. gradients: a result's number, where its parameter is, its layout. inputs: a result's number, the
-    input's leaf whose gradient it is, and its layout. live: results that W takes. factors: of gradients that are products,
-    the numbers of two results, and where the parameter is. Last in a row of these: the gradients that it is made of."""
+    """B or W of one layer. gradients: (number of a result, place of its parameter, layout). inputs: (number of a result,
+    leaf of the input whose gradient it is, layout). live: results that W takes. factors: for gradients that are products:
+    (number of the first of two results, place of the parameter). The last entry of these rows: the gradients that it depends
+    on."""
 
     def __init__(self, layer: nn.Module, graphs: Graphs, piece: Piece, given: Mapping[Role, int]) -> None:
         self.run = graphs.backward if piece is graphs.cut.backward else graphs.weights
@@ -220,9 +221,9 @@ class _Function:
         self.factors = [(i, *_place(layer, role), needs[Role("parameter gradient", role.key)]) for i, role in factors]
 
     def __call__(self, values: list[Any], absent: frozenset[int]) -> Sequence[Any]:
-        """Run it on `values`, which are given up. Gradients of parameters are added to `.grad`, which must not share memory:
-        a graph may give one tensor as several gradients, or one that it took. What is made of `absent` ones alone is none.
-        All results."""
+        """Run the function on `values`, and free them. Adds gradients of parameters to `.grad`, which must not share memory:
+        a graph may return one tensor as several gradients, or one of its inputs. Leaves out gradients that depend only on
+        `absent` ones. Returns all results."""
         taken = _taken(self.takes, values)
         values.clear()
         gradients = [row for row in self.gradients if not row[-1] <= absent] if absent else self.gradients
@@ -240,7 +241,7 @@ class _Function:
         return self._multiplied(results, absent)
 
     def _multiplied(self, results: Sequence[Any], absent: frozenset[int]) -> Sequence[Any]:
-        """The results, of which factors are multiplied and added to `.grad`."""
+        """The results; also multiplies pairs of factors, and adds the products to `.grad`."""
         for i, holder, name, needs in self.factors:
             if not needs <= absent:
                 accumulate_product(holder[name], results[i], results[i + 1])
@@ -252,7 +253,7 @@ def _taken(places: Sequence[Place], values: Sequence[Any]) -> list[Any]:
 
 
 def _place(layer: nn.Module, role: Role, *, copied: bool = False) -> Place:
-    """Where a parameter or buffer is found, as it is when it is asked for. copied: a copy of it, because F changes it."""
+    """Where to find a parameter or buffer, with its value of the moment. copied: as a copy, because F changes it."""
     path, _, name = str(role.key).rpartition(".")
     module = layer.get_submodule(path)
     holder = (private.buffers_of if role.kind in ("buffer", "mutation") else private.parameters_of)(module)
@@ -263,7 +264,7 @@ def _place(layer: nn.Module, role: Role, *, copied: bool = False) -> Place:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What `see` makes of what `holder` has, detached."""
+    """A mapping whose values are `see` of those of `holder`, detached."""
 
     holder: Mapping[str, Any]
     see: Callable[[Tensor], Any]
@@ -280,5 +281,5 @@ def _part(value: Any, role: Role) -> Any:
 
 
 def _outside(value: Any, layout: Layout | None) -> Any:
-    """A value that a graph made, as others know it."""
+    """A graph's value as it is outside of the graph: a DTensor, if it has a layout."""
     return value if layout is None else layout.whole(value)

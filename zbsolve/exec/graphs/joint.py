@@ -1,5 +1,5 @@
-"""A block's joint graph: one graph of its forward and backward, which says what each of its inputs and outputs is. torch's
-AOTAutograd traces it (`aot_export_joint_with_descriptors`). Dynamo captures the block first: without it, tags of activation
+"""A block's joint graph: one graph of its forward and backward, with the role of each input and output. torch's AOTAutograd
+traces it (`aot_export_joint_with_descriptors`). Dynamo captures the block first: without it, tags of activation
 checkpointing are lost, and compiled blocks cannot be traced."""
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ...util.errors import BadInput
 from ..base import torch_private as private
 from ..base.values import Layout, is_dtensor, leaves_of
 
-# What a forward may change because it puts it back: who collects auxiliary losses, outputs in transformers, and what goes
-# around a part of a vocabulary that is not there.
+# Attributes that a forward may change because it restores them: for auxiliary losses, for outputs in transformers, and for
+# removed parts of a vocabulary.
 AS_BEFORE = ("._collecting", "._listening", "._active_collector", "._passing")
 TENSOR_PARALLEL = "torch.distributed.tensor."
 
 
 class Untraceable(BadInput):
-    """Why a block has no graph, in one line."""
+    """A block has no graph; the message says why, in one line."""
 
 
 class Role(NamedTuple):
-    """What a value at the border of a joint graph is. kind: `parameter`, `buffer`, `input` or `tangent` (the gradient of an
-    output) among the inputs; `output`, `mutation` (a buffer's new value), `parameter gradient` (or the `left factor` and
-    `right factor` of one), `input gradient` or `nothing` among the outputs. key: the parameter's or buffer's name, or the
-    number of the input's or output's leaf. part: the attribute of a tensor subclass that it is."""
+    """The role of an input or output of a joint graph. kind: `parameter`, `buffer`, `input` or `tangent` (the gradient of an
+    output) for inputs; `output`, `mutation` (a buffer's new value), `parameter gradient` (or the `left factor` and
+    `right factor` of one), `input gradient` or `nothing` for outputs. key: the parameter's or buffer's name, or the
+    number of the input's or output's leaf. part: the attribute of a tensor subclass that it is; None: a whole value."""
 
     kind: str
     key: str | int = 0
@@ -41,12 +41,12 @@ class Role(NamedTuple):
 
     @property
     def has_numbers(self) -> bool:
-        """Is it a tensor, or that part of a DTensor which is on this rank? (Its mesh is no such part.)"""
+        """Is it a tensor, or the local tensor of a DTensor? (Another part of a DTensor is its mesh.)"""
         return self.part in (None, private.LOCAL_PART)
 
     @property
     def whole(self) -> Role:
-        """What it is a part of."""
+        """The role of the whole value."""
         return Role(self.kind, self.key)
 
 
@@ -55,12 +55,12 @@ NOTHING = Role("nothing")
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """graph: (parameters, buffers, inputs, tangents) → (outputs, mutations, gradients). takes: the role of each of its
-    inputs, by node name; gives: of each of its outputs, in order. forwards: how many of these the forward makes. spec: the
-    structure of the outputs. mode: the fake tensors' mode that it was traced under. passed: leaf of the outputs → leaf of
-    the inputs that it is, where that requires a gradient, of which the graph knows nothing. layouts: of outputs, tangents
-    and gradients that are DTensors outside of the graph. extra: the leaf behind the outputs that is what layers add to the
-    loss; None: nothing."""
+    """graph: (parameters, buffers, inputs, tangents) → (outputs, mutations, gradients). takes: name of an input node → its
+    role;
+    gives: the role of each output, in order. forwards: how many of the outputs belong to the forward. spec: the structure of
+    the outputs. mode: the fake tensor mode of the trace. passed: leaf of the outputs → leaf of the inputs that it is, if
+    that requires a gradient, which the graph does not compute. layouts: of outputs, tangents and gradients that are DTensors
+    outside of the graph. extra: the leaf after the outputs that layers add to the loss; None: nothing."""
 
     graph: torch.fx.GraphModule
     takes: dict[str, Role]
@@ -74,15 +74,15 @@ class Joint:
 
 
 def trace(block: nn.Module, inputs: Sequence[Any], *, decompose: bool = False) -> Joint:
-    """The joint graph of `block(*inputs)`: any pytrees of tensors, of which those that require a gradient get one, with
-    autocast, training mode and each parameter's `requires_grad` as they are now. decompose: into the operations that
-    inductor knows. Raises Untraceable: hooks, which graphs do not run; control flow that depends on numbers; attributes that
-    a forward sets; and all else that torch's tracers refuse."""
+    """The joint graph of `block(*inputs)`, which are pytrees of tensors; those that require a gradient get one. Autocast,
+    training mode and each parameter's `requires_grad` are as they are now. decompose: into the operations that inductor
+    knows. Raises Untraceable for hooks, which graphs do not run; control flow that depends on values; attributes that
+    a forward sets; and everything else that torch's tracers refuse."""
     _refuse_hooks(block)
     trained = {i for i, leaf in enumerate(leaves_of(tuple(inputs))) if isinstance(leaf, Tensor) and leaf.requires_grad}
     try:
         joint = _traced(_Whole(block), inputs, trained, decompose)
-    except (_ViewsOfOneAnother, private.NoOperations):  # where a layer hands its value on, copies are the graph
+    except (_ViewsOfOneAnother, private.NoOperations):  # a layer that returns its inputs: copies make a graph
         return _traced(_Whole(block, None), inputs, trained, decompose)
     parameters = {name for name, p in block.named_parameters(remove_duplicate=False) if p.requires_grad}
     views = _views(joint, {*(Role("input", i) for i in trained), *(Role("parameter", name) for name in parameters)})
@@ -90,12 +90,12 @@ def trace(block: nn.Module, inputs: Sequence[Any], *, decompose: bool = False) -
 
 
 class _ViewsOfOneAnother(Exception):
-    """Outputs are views of one tensor, of which a joint graph would take one gradient for all."""
+    """Outputs are views of one tensor; a joint graph would have a single gradient for all of them."""
 
 
 class _Whole(nn.Module):
-    """A block that gives, behind its outputs, what its layers add to the loss. copied: leaves of its outputs that it copies:
-    views of its inputs and parameters, whose gradients a joint graph leaves out. None copies all."""
+    """A block that returns, after its outputs, what its layers add to the loss. copied: leaves of its outputs that it
+    copies: views of its inputs and parameters, whose gradients a joint graph leaves out. None: copy all."""
 
     def __init__(self, block: nn.Module, copied: frozenset[int] | None = frozenset()) -> None:
         super().__init__()
@@ -116,16 +116,18 @@ class _Whole(nn.Module):
 
 
 def _views(joint: Joint, trained: Collection[Role]) -> frozenset[int]:
-    """Leaves of the outputs that only views lie between and an input or a parameter that requires a gradient."""
+    """Leaves of the outputs that are views of another output, or of an input or a parameter that requires a gradient."""
     known = {role.key for role in joint.takes.values() if role.kind == "tangent"} | joint.passed.keys()
     views = set[int]()
     (output,) = joint.graph.graph.find_nodes(op="output")
-    for value, role in zip(output.args[0], joint.gives, strict=True):
-        if role.kind != "output" or role.key in known or not role.has_numbers or not isinstance(value, fx.Node):
+    pairs = [pair for pair in zip(output.args[0], joint.gives, strict=True) if pair[1].kind == "output"]
+    others = {value for value, role in pairs if role.key in known}
+    for value, role in pairs:
+        if role.key in known or not role.has_numbers or not isinstance(value, fx.Node):
             continue
-        while value.op == "call_function" and getattr(value.target, "is_view", False):
+        while value.op == "call_function" and getattr(value.target, "is_view", False) and value not in others:
             value = value.all_input_nodes[0]
-        if joint.takes.get(value.name, NOTHING).whole in trained:
+        if value in others or joint.takes.get(value.name, NOTHING).whole in trained:
             views.add(int(role.key))
     return frozenset(views)
 
@@ -160,6 +162,9 @@ def _described(joint: Any, trained: Collection[int]) -> Joint:
     takes = {node.name: _named(_input_role(node.meta["desc"])) for node in graph.graph.find_nodes(op="placeholder")}
     (output,) = graph.graph.find_nodes(op="output")
     gives = tuple(_named(_output_role(desc)) for desc in output.meta["desc"])
+    values = (value.meta.get("val") for value in output.args[0] if isinstance(value, fx.Node))
+    if any(isinstance(value, Tensor) and value.layout != torch.strided for value in values):
+        raise Untraceable("the graph makes a sparse gradient or output")
     forwards = 1 + max((i for i, role in enumerate(gives) if role.kind in ("output", "mutation")), default=-1)
     passed = {
         int(role.key): int(of.key)
@@ -189,7 +194,7 @@ def _layouts(joint: Any, gives: Sequence[Role], forwards: int) -> dict[Role, Lay
 
 
 def _named(role: Role) -> Role:
-    """The role with the name that a parameter has in the block itself."""
+    """The role with the parameter's name in the block itself."""
     return Role(role.kind, role.key.removeprefix("block."), role.part) if isinstance(role.key, str) else role
 
 
@@ -231,7 +236,7 @@ def _output_role(desc: Any) -> Role:
 
 def _refuse_hooks(block: nn.Module) -> None:
     for name, module in block.named_modules():
-        # Those of tensor parallelism redistribute inputs and outputs, and a trace goes through them.
+        # Hooks of tensor parallelism redistribute inputs and outputs; a trace goes through them.
         if any(not hook.__module__.startswith(TENSOR_PARALLEL) for hook in private.module_hooks(module)):
             raise Untraceable(f"{name or type(block).__name__} has hooks, which graphs do not run")
     for name, parameter in block.named_parameters():

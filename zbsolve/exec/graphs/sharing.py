@@ -1,4 +1,4 @@
-"""Graphs that equal layers share."""
+"""`SharedGraphs`: graphs that equal layers share, and keys that tell which layers are equal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ...models.losses import auxiliary_losses
 from ..backward.layer_split import run_layers
@@ -27,6 +28,7 @@ from ..base.values import (
     leaves_of,
     local,
     own_type,
+    tensors_of,
     wrapped_modules,
 )
 from .graph_split import Graphs, GraphSplit, graphs_of
@@ -34,26 +36,28 @@ from .joint import Untraceable
 
 PLAIN = (bool, int, float, str, bytes, complex, NoneType, torch.dtype, torch.device, torch.Size, type, Enum)
 CODE = (FunctionType, BuiltinFunctionType)
-# What every module has, and no trace reads as a number: its name for hooks, its parts (which have keys of their own), and
-# its compiled call, which a trace goes through.
+# Attributes of every module that no trace reads: those for hooks, children (which have keys of their own), and the compiled
+# call, through which a trace goes.
 BOOKKEEPING = {name for name in (*vars(nn.Module()), "_compiled_call_impl") if name != "training"}
 
 
 class SharedGraphs:
-    """Graphs by block and inputs, each made when it is first asked for. make(block, x): traces one."""
+    """Graphs by block and inputs, each made at its first use. make(block, x): traces one."""
 
     def __init__(self, make: Callable[[nn.Module, Any], Graphs] = graphs_of) -> None:
         self.make = make
         self._found: dict[Any, Graphs] = {}
 
     def split(self, layer: nn.Module, number: int, x: Any, seed: int) -> GraphSplit:
-        """Layer `number`, split by its graphs for inputs like `x`. New ones are compared with eager mode. Raises
+        """Layer `number`, split by its graphs for inputs like `x`. New graphs are compared with eager mode. Raises
         Untraceable."""
         layer = private.unwrapped(layer)
         wanted = shared_key(layer, x)
         known = self._found.get(wanted)
         if known is not None:
             return GraphSplit(layer, number, known)
+        if any(isinstance(part, torch.jit.ScriptModule) for part in layer.modules()):
+            raise Untraceable(f"{own_type(layer).__name__} is a script, which no graph goes through")
         with undisturbed(layer):
             part = GraphSplit(layer, number, self.make(unsharded_view(layer), x))
         check_forward(layer, number, part, x, seed)
@@ -62,31 +66,37 @@ class SharedGraphs:
 
 
 def shared_key(layer: nn.Module, x: Any) -> Any:
-    """Equal for layers that may share graphs for inputs like `x`."""
+    """A key that is equal for layers that may share graphs for inputs like `x`."""
     key = block_key(unsharded_view(layer))
     return id(layer) if key is None else key, inputs_key(x)
 
 
 def check_forward(layer: nn.Module, number: int, part: Split, x: Any, seed: int) -> None:
-    """Raise Untraceable where `part` gives other outputs than `layer`, or leaves other buffers: a trace may have taken for
-    fixed what is not."""
+    """Raise Untraceable where `part` gives other outputs than `layer`, or leaves other buffers: a trace may have taken
+    something for constant that is not."""
+    given = detached(x)
     with undisturbed(layer), as_written(), auxiliary_losses() as extra:
-        right = _outcome(layer, (run_layers([layer], detached(x), number, seed), extra.total))
+        right = _outcome(layer, (run_layers([layer], given, number, seed), extra.total))
+    if any(map(private.hooked, tensors_of(given))):
+        raise Untraceable(f"{type(layer).__name__} puts hooks on its input, which graphs do not run")
     with undisturbed(layer), auxiliary_losses() as extra:
         made = _outcome(layer, (part.forward(x, None, split=True, seed=seed)[0], extra.total))
-    for what in ("output", "buffer"):
+    for what in ("output", "gradient", "buffer"):
         pairs = zip(made[what].items(), right[what].items(), strict=True)
         for (name, value), (_, other) in pairs:
             if not _alike(value, other):
-                raise Untraceable(f"{type(layer).__name__}'s graph gives another {what} {name} than eager mode")
+                which = f"gradient of output {name}" if what == "gradient" else f"{what} {name}"
+                raise Untraceable(f"{type(layer).__name__}'s graph gives another {which} than eager mode")
 
 
 def _outcome(layer: nn.Module, y: Any) -> dict[str, dict[Any, Any]]:
-    return {"output": dict(enumerate(leaves_of(constant(y)))), "buffer": dict(layer.named_buffers())}
+    # What layers add to the loss is handed on detached (see `Split`), so outputs alone say whether they need a gradient.
+    needs = dict(enumerate(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves_of(y[0])))
+    return {"output": dict(enumerate(leaves_of(constant(y)))), "gradient": needs, "buffer": dict(layer.named_buffers())}
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Equal up to rounding: half of a type's digits of the largest number."""
+    """Equal up to rounding: by half of the dtype's digits of the largest number."""
     if not isinstance(b, Tensor) or not isinstance(a, Tensor):
         return type(a) is type(b) and bool(a == b)
     if a.shape != b.shape or a.dtype != b.dtype or is_dtensor(a) != is_dtensor(b):
@@ -107,8 +117,9 @@ class Unknown(Exception):
 
 
 def block_key(block: nn.Module) -> Any:
-    """Blocks with equal keys have equal graphs for equal inputs: the same classes, plain attributes, shapes, types and
-    gradients wanted, in the same places. None: it has attributes that cannot be compared, so it shares with nobody."""
+    """A key that is equal for blocks with equal graphs for equal inputs: with the same classes, plain attributes, shapes,
+    dtypes and `requires_grad`, in the same places. None: some attributes cannot be compared, so the block shares no
+    graphs."""
     try:
         return Keys().of(block)
     except Unknown:
@@ -116,8 +127,8 @@ def block_key(block: nn.Module) -> Any:
 
 
 def inputs_key(x: Any) -> Any:
-    """What a trace reads of inputs, a pytree: their structure, shapes, types, which of them require a gradient; and
-    autocast, which it finds as it is now."""
+    """What a trace depends on: the inputs' structure, shapes, dtypes and `requires_grad`, and the autocast settings of the
+    moment."""
     leaves, spec = ([x], "") if isinstance(x, Tensor) else private.tree_flatten(x)
     kinds = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
     casts = tuple((kind, torch.get_autocast_dtype(kind)) for kind in sorted(kinds) if torch.is_autocast_enabled(kind))
@@ -127,7 +138,7 @@ def inputs_key(x: Any) -> Any:
 
 
 def tensor_key(tensor: Tensor) -> Any:
-    """Equal for tensors that differ in their numbers alone."""
+    """A key that is equal for tensors that differ only in their values."""
     layout = Layout.of(tensor) if is_dtensor(tensor) else None
     return layout, type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
@@ -137,14 +148,14 @@ def _refused(value: Any) -> Any:
 
 
 class Keys:
-    """Keys of modules, equal for equal ones. left_out: names of attributes that do not count. other: the key of an attribute
-    of no plain kind. Raises what that raises."""
+    """Keys of modules. left_out: names of attributes that do not count. other: the key of an attribute of another type than
+    PLAIN; its exceptions are passed on."""
 
     def __init__(self, left_out: Collection[str] = (), other: Callable[[Any], Any] = _refused) -> None:
         self._left_out, self._other, self._seen = BOOKKEEPING.union(left_out), other, dict[int, int]()
 
     def of(self, module: nn.Module) -> Any:
-        """The key of a module with all in it."""
+        """The key of a module with everything in it."""
         if private.unwrapped(module) is not module:
             return "compiled", self.of(private.unwrapped(module))
         if id(module) in self._seen:
@@ -161,7 +172,9 @@ class Keys:
         )
 
     def _held(self, tensor: Tensor | None) -> Any:
-        """Its place says whether it is tied inside the block."""
+        """The key of a tensor; its number shows if it is tied inside the block."""
+        if tensor is not None and is_lazy(tensor):  # its key changes with the first forward
+            raise Unknown
         return None if tensor is None else (self._seen.setdefault(id(tensor), len(self._seen)), tensor_key(tensor))
 
     def _value(self, value: Any) -> Any:
@@ -183,14 +196,14 @@ class Keys:
         return self._other(value)
 
     def _hook(self, hook: Any) -> Any:
-        """The code of a hook and what it was made with."""
+        """The code of a hook, and the values in its closure."""
         cells = getattr(hook, "__closure__", None) or ()
         code = getattr(hook, "__code__", None) or self._value(hook)
         return code, tuple(self._value(cell.cell_contents) for cell in cells)
 
 
 def unsharded_view(layer: nn.Module) -> nn.Module:
-    """The view; the layer itself where FSDP has wrapped nothing of it."""
+    """A view of the layer without FSDP's wrappers and hooks; the layer itself where FSDP has wrapped nothing of it."""
     return _view(layer, {}) if wrapped_modules(layer) else layer
 
 
@@ -212,7 +225,7 @@ def _view(module: nn.Module, seen: dict[int, nn.Module]) -> nn.Module:
 
 @cache
 def _casting(kind: type[nn.Module], given: torch.dtype | None, made: torch.dtype | None) -> type[nn.Module]:
-    """The class, with a forward that casts floating-point inputs to the type `given` and outputs to the type `made`."""
+    """The class, with a forward that casts floating-point inputs to dtype `given` and outputs to dtype `made`."""
     if given is None and made is None:
         return kind
 

@@ -98,12 +98,12 @@ def load_state_dict(pipeline: OnRank, state: Mapping[str, Any]) -> None:
         raise BadInput(f"state dict: {missing[0]} is missing")
     pipeline.finish()
     parts = {name: spread_as(state[name], like) for name, like in own.items()}
-    pipeline.module.load_state_dict(pipeline.vocabulary.own_state(parts))
+    pipeline.module.load_state_dict(pipeline.whole.own_state(parts))
 
 
 def _weights(pipeline: OnRank) -> dict[str, Any]:
-    """This rank's part of the whole model's weights and buffers. Shards of a vocabulary are DTensors."""
-    return pipeline.vocabulary.state(pipeline.module.state_dict())
+    """This rank's part of the whole model's weights and buffers. Parameters that are cut over ranks are DTensors."""
+    return pipeline.whole.state(pipeline.module.state_dict())
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _Writers:
 
 def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[tuple[Optimizer, Names]]]:
     """Name → the optimizers here under that name, with the names of their parameters. Passes U have one for each stage."""
-    names = {p: pipeline.vocabulary.whole_names(known) for p, known in names_of(pipeline.module).items()}
+    names = {p: pipeline.whole.names(known) for p, known in names_of(pipeline.module).items()}
     optimizers: dict[str, list[tuple[Optimizer, Names]]]
     optimizers = {name: [(value, names)] for name, value in objects.items() if isinstance(value, Optimizer)}
     for optimizer, shown in (pair for part in pipeline.parts for pair in part.optimizers()):
@@ -153,10 +153,10 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
             facts["options"][key] |= options_of(optimizer, names)
             for (name, entry), value in entries_of(optimizer, names).items():
                 if isinstance(value, Tensor) and value.dim():
-                    if (shards := pipeline.vocabulary).has(name) and value.shape != shards.part(name).shape:
-                        what = f"{entry} of {name}, which is sharded, has another shape: {tuple(value.shape)}"
-                        raise BadInput(f"save: the optimizer's {what}")
-                    tensors[f"{key}.{name}.{entry}"] = shards.spread(name, value)
+                    try:
+                        tensors[f"{key}.{name}.{entry}"] = pipeline.whole.spread(name, value)
+                    except BadInput as error:
+                        raise BadInput(f"save: the optimizer's {entry} of {error}") from None
                 else:
                     facts["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value
     for key, holder in objects.items():
@@ -203,7 +203,7 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
         for loop in loops:
             entries[key] |= loop["entries"].get(key, {})
             options |= loop["options"].get(key, {})
-        entries[key] = {(n, e): local(v) if pipeline.vocabulary.has(n) else v for (n, e), v in entries[key].items()}
+        entries[key] = {(n, e): local(v) if n in pipeline.whole.cut else v for (n, e), v in entries[key].items()}
         for optimizer, names in parts:
             restore(optimizer, names, entries[key], options)
     for key in others:
@@ -225,7 +225,7 @@ def _entries(
     rooms: dict[str, Entries] = {key: {} for key in optimizers}
     for key, parts in optimizers.items():
         own: dict[str, Tensor] = {known[0]: p for _, names in parts for p, known in names.items()}
-        own = {name: pipeline.vocabulary.spread(name, p) for name, p in own.items()}
+        own = {name: pipeline.whole.spread(name, p) for name, p in own.items()}
         for name in reader.names:
             parameter, _, entry = name.removeprefix(f"{key}.").rpartition(".")
             if not name.startswith(f"{key}.") or parameter not in own:

@@ -172,7 +172,7 @@ def loss_scale(pipeline: OnRank, scaler: Any) -> float:
     disagree on whether to skip a step."""
     if not scaler.is_enabled():
         return 1.0
-    ranks = dist.get_process_group_ranks(default_group() if pipeline.group is None else pipeline.group)
+    ranks = dist.get_process_group_ranks(pipeline.group)
     if pipeline.mesh is not None:
         ranks = pipeline.mesh.whole.mesh.reshape(-1).tolist()
     if len(ranks) > 1:

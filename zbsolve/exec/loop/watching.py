@@ -79,7 +79,7 @@ class Watch:
         self._search: Search | None = None
 
     def __call__(self, result: Any) -> Watched | None:
-        """Call after each step. At a look, returns what rank 0 (of the first pipeline) found. Raises RunFailed."""
+        """Call after each step. At a look returns what rank 0 (of the first pipeline) saw; else None. Raises RunFailed."""
         self._count += 1
         if -self._count % self.every < self.steps:
             self._seen.append(result.seen)

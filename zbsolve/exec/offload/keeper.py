@@ -1,8 +1,8 @@
-"""What a microbatch keeps on a stage, in the hands of one who may take it off the device.
+"""`Keeper`: takes what a microbatch keeps on a stage, so that it can be moved off the device.
 
-Autograd saves tensors through `torch.autograd.graph.saved_tensors_hooks`, and a graph split gives what its F saved. Of each
-tensor a `View` stays, which names a piece of memory. Views that share a storage share the piece, so it moves once. Nothing
-is taken from others: who holds the tensor itself (a message on its way, the next stage) keeps its memory.
+Autograd saves tensors through `torch.autograd.graph.saved_tensors_hooks`; a graph split passes on what its F saved. Each
+tensor is replaced by a `View` of a `Piece` of memory. Views with the same storage share a piece, so it moves once. A tensor
+that others hold, too (a message in transit, the next stage), keeps its memory until they are done with it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ...util.text import format_bytes
 from ..base.torch_private import storage_key, without_modes
 from ..base.values import PLAIN_TYPES, Away, Layout, each_tensor, is_dtensor, local, opened
 
-ALIGNED = 64  # bytes: where a piece begins in a host buffer
-SMALL = 0.005  # a share of the bytes to move that is not worth cutting a piece in two for
-PACKED = 1 << 20  # bytes: a copy of fewer does not reach two thirds of a link's rate
-TOGETHER = 1 << 24  # bytes: a copy of so many does
-WASTE = 2  # a free buffer serves for a need that is not smaller than this part of it
+ALIGNED = 64  # bytes: alignment of a piece in a host buffer
+SMALL = 0.005  # a piece is not cut in two for a smaller share of the bytes to move than this
+PACKED = 1 << 20  # bytes: a smaller copy does not reach two thirds of a link's rate
+TOGETHER = 1 << 24  # bytes: a copy of this size suffices
+WASTE = 2  # a free buffer may be at most this many times as large as needed
 PAGE = 4096  # bytes
 
 
 class Piece:
-    """One storage that is kept. storage: on the device (None: it is not there); base: its first byte in there. moved: how
-    many of its bytes go to the host, from the first on. rest: the others, while those are there. place: where they lie in
-    the host buffer."""
+    """One storage that is kept. storage: on the device (None: moved to the host); base: the piece's first byte in it. moved:
+    how many of its bytes, the first ones, go to the host. rest: the others, while the storage is away. place: where its
+    bytes lie in the host buffer."""
 
     __slots__ = ("base", "device", "moved", "place", "rest", "size", "storage")
 
@@ -44,7 +44,7 @@ class Piece:
 
     @property
     def small(self) -> bool:
-        """Is it worth being copied together with others?"""
+        """Should it be copied together with others?"""
         return self.moved == self.size < PACKED
 
     def bytes_on_device(self) -> Tensor:
@@ -53,13 +53,13 @@ class Piece:
             return torch.empty(0, dtype=torch.uint8, device=self.device).set_(self.storage, 0, (self.size,), (1,))
 
     def leave(self) -> None:
-        """The bytes to move are in the host buffer: give up the storage."""
+        """Free the storage, once the bytes to move are in the host buffer."""
         if self.moved < self.size:
             self.rest = self.bytes_on_device()[self.moved :].clone()
         self.storage = None
 
     def come_back(self) -> Tensor:
-        """Take memory on the device again. The bytes that the host has to fill in, shape (moved,)."""
+        """Allocate the storage again. Returns the bytes that the host must fill in, shape (moved,)."""
         whole = torch.empty(self.size, dtype=torch.uint8, device=self.device)
         if self.rest is not None:
             whole[self.moved :].copy_(self.rest)
@@ -92,8 +92,8 @@ class View(Away):
 
 
 class Keeper:
-    """What one microbatch keeps on one stage. device: only memory there is moved. batch: stays there. mark: makes an event
-    of what is launched so far. pieces: by their storage, until they move. made: the event behind what made them, if any."""
+    """What one microbatch keeps on one stage. device: only its memory is moved. batch: is not moved. mark: makes an event
+    after what is launched so far. pieces: by storage, until they move. made: the event after their computation, if any."""
 
     def __init__(self, device: torch.device, batch: Iterable[Tensor] = (), mark: Callable[[], Any] = lambda: None) -> None:
         self.device, self.mark = device, mark
@@ -103,18 +103,18 @@ class Keeper:
         self.fix(batch)
 
     def fix(self, tensors: Iterable[Tensor]) -> None:
-        """These stay where they are, such as parameters and buffers."""
+        """These tensors, such as parameters and buffers, are not moved."""
         self._fixed.update(storage_key(local(tensor)) for tensor in tensors)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """What autograd saves inside is kept here."""
+        """A context in which the keeper takes what autograd saves."""
         with saved_tensors_hooks(self.keep, opened):
             yield
         self.made = self.mark()
 
     def keep(self, tensor: Tensor) -> Any:
-        """A view of the tensor; the tensor itself where it is not moved."""
+        """A view of the tensor, or the tensor itself if it is not moved."""
         if type(tensor) not in PLAIN_TYPES and not is_dtensor(tensor):
             return tensor
         part = local(tensor)
@@ -129,12 +129,12 @@ class Keeper:
         return View(piece, part, tensor)
 
     def keep_all(self, value: Any) -> Any:
-        """A pytree with views of its tensors."""
+        """A pytree with views in place of its tensors."""
         return each_tensor(value, self.keep)
 
     def chosen(self, share: float = 1.0) -> list[Piece]:
-        """The pieces to move, which say how much of them: of all bytes the share, in whole pieces but for one at most. They
-        are no longer kept here, but by their views alone."""
+        """The pieces to move, with their `moved` and `place` set: this share of all bytes, in whole pieces except for at
+        most one. From now on only their views keep them."""
         pieces, self.pieces = sorted(self.pieces.values(), key=lambda p: -p.size), {}
         total = sum(piece.size for piece in pieces)
         left = round(total * share)
@@ -153,7 +153,7 @@ class Keeper:
 
 
 def in_groups(pieces: Iterable[Piece]) -> list[list[Piece]]:
-    """What is copied as one: a large piece, or small ones that lie side by side in the host buffer."""
+    """Groups that are copied as one: a large piece, or small ones that are neighbours in the host buffer."""
     groups: list[list[Piece]] = []
     for piece in pieces:
         if groups and piece.small and groups[-1][0].small and piece.place + piece.moved - groups[-1][0].place <= TOGETHER:
@@ -164,13 +164,13 @@ def in_groups(pieces: Iterable[Piece]) -> list[list[Piece]]:
 
 
 def span_of(group: Sequence[Piece]) -> tuple[int, int]:
-    """Where a group begins in the host buffer, and where it ends."""
+    """Where a group begins and ends in the host buffer."""
     return group[0].place, group[-1].place + group[-1].moved
 
 
 def packed(group: Sequence[Piece], staging: Tensor) -> Tensor:
-    """The bytes of small pieces as the host buffer has them, copied into memory on the device. staging: shape (ALIGNED +
-    bytes,); its first bytes fill what lies between pieces."""
+    """The bytes of small pieces, laid out as in the host buffer, in memory of the device. staging: shape (ALIGNED + bytes,);
+    its first bytes fill the gaps between pieces."""
     begin, end = span_of(group)
     parts = []
     for piece, after in zip(group, [*(other.place for other in group[1:]), end], strict=True):
@@ -179,7 +179,7 @@ def packed(group: Sequence[Piece], staging: Tensor) -> Tensor:
 
 
 def come_back_together(group: Sequence[Piece]) -> Tensor:
-    """Take memory on the device again, one piece of it for all small ones. The bytes that the host has to fill in."""
+    """Allocate the storage again, one for all small pieces. Returns the bytes that the host must fill in."""
     if len(group) == 1:
         return group[0].come_back()
     begin, end = span_of(group)
@@ -195,17 +195,17 @@ def room_for(pieces: Iterable[Piece]) -> int:
 
 
 class HostPool:
-    """One rank's buffers. pinned: the device copies from and to them by itself. keeps: those that are free, in `free`; else
-    the system gets them. held: bytes of what lies in them now."""
+    """One rank's host buffers. pinned: the device can copy from and to them. keeps: keep buffers that are not used, in
+    `free`; else they are returned to the system. held: bytes that are in them now."""
 
     def __init__(self, pinned: bool, keeps: bool = True) -> None:
         self.pinned, self.keeps, self.held = pinned, keeps, 0
         self.free: list[Tensor] = []
-        self._captured: dict[int, Tensor] = {}  # a CUDA graph copies there whenever it is replayed
+        self._captured: dict[int, Tensor] = {}  # each replay of a CUDA graph copies there
 
     def make(self, count: int, size: int) -> None:
-        """Make `count` buffers of `size` bytes ahead of their use, as far as free ones do not serve; pinned ones in one go,
-        since torch rounds each that it pins up to a power of two. Raises BadInput where this machine lacks the memory."""
+        """Make `count` buffers of `size` bytes in advance, unless free ones fit; pinned ones as one allocation, since torch
+        rounds each pinned allocation up to a power of two. Raises BadInput where this machine lacks the memory."""
         missing = count - sum(self._serves(tensor, size) for tensor in self.free)
         free = free_memory()
         if free is not None and missing * size > free:
@@ -232,8 +232,8 @@ class HostPool:
             buffer = min(fitting, key=len)
             self.free = [tensor for tensor in self.free if tensor is not buffer]
             return buffer
-        # Inputs of another shape came: the buffers of the old one go, one by one. Not while a graph is captured, where a
-        # step may keep more: torch marks the end of pinned memory by an event, here the graph's, and asking for that fails.
+        # With inputs of another shape, buffers of the old shape are freed one by one. Not during a capture: torch records
+        # an event when pinned memory is freed, here in the graph, and asking for that event fails.
         if self.free and not self._capturing:
             largest = max(self.free, key=len)
             self.free = [tensor for tensor in self.free if tensor is not largest]
@@ -252,7 +252,7 @@ class HostPool:
         return size <= len(buffer) <= max(size, WASTE * size)
 
     def _made(self, size: int) -> Tensor:
-        with without_modes():  # who counts the device's bytes does not count these
+        with without_modes():  # modes that count bytes must not see host memory
             try:
                 return torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
             except RuntimeError as error:

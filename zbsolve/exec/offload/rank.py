@@ -1,4 +1,4 @@
-"""All that one rank offloads: passes begin copies, and other passes wait for them. Its handlers are those of O and R."""
+"""`Offload`: what one rank keeps in host memory. Passes O and R start copies, and later passes wait for them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Spot = tuple[int, int]  # stage, microbatch
 
 @dataclass(slots=True)
 class _Away:
-    """What a microbatch keeps of a stage off the device since pass `name`: the pieces, and the host buffer, of `size` bytes,
-    that they are in. coming: its reload has begun."""
+    """What a microbatch keeps of a stage in host memory since pass `name`: the pieces, and the host buffer of `size` bytes
+    that they are in. coming: its reload has started."""
 
     name: str
     pieces: list[Piece]
@@ -39,13 +39,13 @@ class _Away:
 
 
 class Offload(Part):
-    """What one rank keeps in host memory. buffers: stage → how many microbatches may lie there at one time. timeout: seconds
-    to wait for a copy. shared: copies wait for those of other ranks. signals: by which, unless a device is emulated.
-    moved: bytes that went to the host in this step. side: the copies, launched as they begin or done by threads.
+    """What one rank keeps in host memory. buffers: stage → how many microbatches may be there at one time. timeout: seconds
+    to wait for a copy. shared: copies wait for those of other ranks. signals: how they do so, unless devices are emulated.
+    moved: bytes copied to the host in this step. side: the copies, on CUDA streams or by threads.
 
-    Host memory that ranks share goes back to the system as soon as a microbatch has left it, for the next one may be another
-    rank's. Elsewhere buffers are made at a stage's first offload, and stay: then nothing here waits on a GPU's host, and a
-    CUDA graph can capture a step behind the first one.
+    Host memory that ranks share returns to the system as soon as a microbatch has left it, since another rank's may be next.
+    Otherwise buffers are allocated at a stage's first offload, and kept. So the host of a GPU never waits here, and
+    a CUDA graph can capture any step after the first.
     """
 
     name = "offload"
@@ -61,35 +61,35 @@ class Offload(Part):
         self.signals = signals
         launched = device.type == "cuda" and signals is None
         self.no_capture = "" if launched else "copies wait for those of other ranks on the host"
-        self.side = SideWork(device, timeout + 1.0, launched)  # beyond a signal's time, which knows the rank it waited for
+        self.side = SideWork(device, timeout + 1.0, launched)  # later than a signal, whose error names the rank
         self.device, self.moved = self.side.device, 0
         self.pool = HostPool(pinned=device.type == "cuda", keeps=not shared)
         self._staging: dict[str, Tensor] = {}  # on the device, by copy stream
-        self._read: dict[int, Any] = {}  # host buffer → the event behind the last copy from it
+        self._read: dict[int, Any] = {}  # host buffer → event after the last copy from it
         self._missing = {} if shared else dict(buffers)
         self._keepers: dict[Spot, Keeper] = {}
         self._away: dict[Spot, _Away] = {}
 
     @classmethod
     def of(cls, c: Connecting) -> Offload | None:
-        """The part of a rank, where passes of it offload. All ranks call this."""
+        """The part of a rank that offloads; else None. All ranks call this."""
         shared = any(action.hears for program in c.own.programs for action in program.actions)
-        signals = _signals(c) if shared and c.hooks.emulated is None else None  # an emulated device waits by its clock
+        signals = _signals(c) if shared and c.hooks.emulated is None else None  # an emulated device has a clock for that
         buffers = buffers_of(c.own.program)
-        return cls(c.device, buffers, c.seconds, signals, shared) if buffers else None
+        return cls(c.device, buffers, c.peers.timeout.total_seconds(), signals, shared) if buffers else None
 
     def begin(self, data: Any = None) -> None:
-        if self.side.launched:  # what a step that failed has left still uses memory
+        if self.side.launched:  # work of a failed step still uses memory
             for name in list(self.side.begun):
                 self.side.settle(name)
-        self._read.clear()  # computing is behind the copies of the last step; a graph knows nothing of those
+        self._read.clear()  # these copies are done; a graph must not wait for their events
         self.side.begin_step(self.marks)
         self.moved = 0
         if self.signals is not None:
             self.signals.step += 1
 
     def keeper(self, action: Action, data: Any) -> Keeper | None:
-        """The keeper of what an F keeps, where an O follows. The batch stays where it is."""
+        """The keeper of what an F keeps, if an O follows. The batch is not offloaded."""
         if "O" not in action.companions:
             return None
         batch = tensors_of([data.inputs.get(action.part), data.targets.get(action.part)])
@@ -97,8 +97,8 @@ class Offload(Part):
         return made
 
     def send_out(self, action: Action) -> None:
-        """Begin to copy what F keeps to the host, behind the pass that made it, and what read the host buffer last. It goes
-        from the device with `settle`. Raises BadInput where the machine lacks memory."""
+        """Start to copy what F keeps to the host, after the pass that computed it, and after the last read of the host
+        buffer. `settle` frees it on the device. Raises BadInput where the machine lacks memory."""
         spot, stream = (action.stage, action.part), action.stream
         keeper = self._keepers.pop(spot)
         pieces = keeper.chosen(action.share)
@@ -111,17 +111,17 @@ class Offload(Part):
         self.moved += sum(piece.moved for piece in pieces)
         groups, behind = self._groups(away), [self.side.copies.mark() if keeper.made is None else keeper.made]
         if any(len(group) > 1 for group in groups) and stream not in self._staging:
-            with without_modes():  # it stays for good, and is no activation
+            with without_modes():  # kept for all steps; no activation
                 self._staging[stream] = torch.empty(ALIGNED + TOGETHER, dtype=torch.uint8, device=self.device)
-            behind.append(self.side.copies.mark())  # who had this memory before may still use it
+            behind.append(self.side.copies.mark())  # earlier users of this memory may not be done
         if away.buffer is not None and (read := self._read.pop(away.buffer.data_ptr(), None)) is not None:
             behind.append(read)
         work = partial(self._copy_out, away, groups, self._staging.get(stream))
         self._begin(action, work, lambda: deque(map(Piece.leave, pieces), 0), behind)
 
     def bring_back(self, action: Action) -> None:
-        """Take memory on the device, and begin to copy there what is in host memory: behind all that computing has launched,
-        which may have used that memory. Raises BadInput where nothing is in host memory."""
+        """Allocate memory on the device, and start to copy to it what is in host memory, after everything that the compute
+        stream has launched, as that may use the memory. Raises BadInput where nothing is in host memory."""
         spot = action.stage, action.part
         away = self._away.get(spot)
         if away is None or away.coming:
@@ -138,14 +138,14 @@ class Offload(Part):
         return self.pool.held
 
     def forget(self) -> None:
-        """A step that nothing was to run of yet breaks off: a graph was to hold its copies."""
+        """A launch has failed, or a capture: none of its copies has run."""
         for spot in list(self._away):
             self._give_back(spot)
         for rows in (self._keepers, self.side.begun, self.side.done, self._read):
             rows.clear()
 
     def _groups(self, away: _Away) -> list[list[Piece]]:
-        """What is copied as one. Where a thread copies, each piece is, and has memory of its own when it is back."""
+        """The pieces in groups that are copied as one. A thread copies each piece alone, which then has its own memory."""
         return in_groups(away.pieces) if self.side.launched else [[piece] for piece in away.pieces]
 
     def _begin(
@@ -156,8 +156,8 @@ class Offload(Part):
         behind: Sequence[Any],
         done: Callable[[], None] = lambda: None,
     ) -> Copy | Launched:
-        """Begin a copy, which waits for other ranks' and tells them. done: where it does, called when it is really done; the
-        rest as `SideWork.start` takes it."""
+        """Start a copy, which waits for copies of other ranks and signals its end to them. done: called by the thread when
+        the copy is done. Other arguments: see `SideWork.start`."""
         signals, side = self.signals, self.side
         if signals is None:
             return side.start(action.name, action.stream, work, over, behind)
@@ -190,7 +190,7 @@ class Offload(Part):
 
 
 def buffers_of(program: Program) -> dict[int, int]:
-    """Stage → how many microbatches of it are in host memory at one time, where some are."""
+    """Stage → how many of its microbatches are in host memory at most, if any."""
     most, now, stage_of = dict[int, int](), dict[int, int](), dict[str, int]()
     for action in program.actions:
         for awaited in action.awaits:
@@ -204,11 +204,11 @@ def buffers_of(program: Program) -> dict[int, int]:
 
 
 def _signals(c: Connecting) -> Signals:
-    """What copies of several ranks tell each other. All ranks call this."""
+    """What copies of several ranks wait for each other with. All ranks call this."""
     problem = c.problem
     ranks = dict(zip(problem.names, problem.passes.rank.tolist(), strict=True))
     cells = shared_cells(c.wires, (len(problem.names),), "offload: copies wait for those of other ranks")
-    return Signals(cells, problem.index, ranks, c.seconds)
+    return Signals(cells, problem.index, ranks, c.peers.timeout.total_seconds())
 
 
 def _copy_back(targets: list[tuple[Tensor, int]], away: _Away) -> None:
@@ -218,13 +218,13 @@ def _copy_back(targets: list[tuple[Tensor, int]], away: _Away) -> None:
 
 
 def _check_offload(graph: Graph, rows: Ints) -> None:
-    """An O is behind its F, and its R behind it, on the same rank."""
+    """Check that an O follows its F and precedes its R, on the same rank."""
     for row, offload in graph.each(rows):
         graph.check_order(offload, graph.need("F", offload), row, graph.need("R", offload), alone=True)
 
 
 def _check_reload(graph: Graph, rows: Ints) -> None:
-    """An R is before the first pass that uses what its F keeps: X, or else B or BW."""
+    """Check that an R precedes the first pass that uses what its F keeps: X, or else B or BW."""
     for row, reload in graph.each(rows):
         graph.need("O", reload)
         first = next((kind for kind in ("X", "B", "BW") if graph.row(kind, reload) is not None), "B")

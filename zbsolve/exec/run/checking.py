@@ -1,5 +1,5 @@
-"""A run's first step against the unsplit model in one process: what ranks hold against it, and where float32 values differ,
-against float64 and against what the unsplit model itself does with weights that are rounded otherwise."""
+"""Compares a run's first step with the unsplit model in one process. Where float32 values differ, it also compares with
+float64, and with the unsplit model after small random changes of its weights."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from ..transport.format import receive_value, send_value
 from ..transport.wires import Wires, receive_bytes, send_bytes
 
 Verdict = dict[str, Any]
-SHAKES = 8  # each sees a sum that lies beside a kink on its other side with a chance of some half
-SHAKE_SECONDS = 60.0  # after which no further one begins: the other ranks wait meanwhile, and not for ever
+SHAKES = 8  # references with changed weights; each moves a sum near a kink to its other side with a chance of about a half
+SHAKE_SECONDS = 60.0  # after this no further one starts, as the other ranks wait
 
 
 def mean_over_data(pipeline: Pipeline | OneDevice, losses: Sequence[float]) -> list[float]:
-    """The mean of each over all data coordinates. All ranks call this."""
+    """The mean of each loss over all data coordinates. All ranks call this."""
     if pipeline.mesh is None or pipeline.mesh.replicas is None:
         return list(losses)
     total = torch.tensor(losses, dtype=torch.float64)
@@ -46,34 +46,34 @@ def mean_over_data(pipeline: Pipeline | OneDevice, losses: Sequence[float]) -> l
 
 
 def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Update, loss: float) -> Verdict | None:
-    """Compare the first step with the unsplit model, before anything was updated; where the step itself updates, its weights
-    with those of its rule in one process. The verdict, on rank 0 of the first pipeline. All ranks call this. seed: of
-    parameters and batches. update: makes an optimizer of parameters. loss: of the step. Gradients are whole, whatever mesh
-    they are spread over. Along data dimensions all pipelines have the same ones; along others each is compared, and the
-    verdict is that of the worst."""
+    """Compare the first step with the unsplit model, before any update; if the step updates weights itself, compare these
+    with the same rule in one process. Returns the verdict on rank 0 of the first pipeline. All ranks call this. seed: of
+    parameters and batches. update: makes an optimizer of parameters. loss: of the step. Gradients are compared whole, even
+    if they are sharded over a mesh. Along data dimensions all pipelines have the same gradients; along others each is
+    compared, and the verdict is the worst one."""
     whole, right, mesh, counts = None, 0.0, pipeline.mesh, None
     what = check.weight if pipeline.view.step.round > 0 else check.gradient
     pipeline.wait_gradients()
     (loss,) = mean_over_data(pipeline, [loss])
-    own, shards = values(pipeline.layers, what), pipeline.vocabulary.values(what)
-    own |= {place: value for place, value in shards.items() if place[0] in pipeline.layers}
+    own, cut = values(pipeline.layers, what), pipeline.whole.values(what)
+    own |= {place: value for place, value in cut.items() if place[0] in pipeline.layers}
     if mesh is not None and mesh.place:
         return None  # the first pipeline's gradients are everybody's
     reference = partial(_reference, pipeline, model.name, seed, update, 1 if mesh is None else mesh.places)
     if pipeline.rank == 0:
-        with as_written():  # as all modules run where bytes are counted, so in the first step
+        with as_written():  # as in the first step, where bytes are counted
             whole, right, counts = reference()
 
     def exact() -> list[nn.Module] | None:
-        """The reference in float64; None where the model cannot run in it."""
+        """The reference in float64; None where the model cannot run in float64."""
         try:
             with as_written(), check.SingleConstants():
                 return reference(torch.float64)[0]
-        except Exception:  # somebody's model or loss may take float32 alone
+        except Exception:  # a user's model or loss may take only float32
             return None
 
     def shaken() -> Iterator[list[nn.Module]]:
-        """References with weights that are rounded otherwise."""
+        """References with slightly changed weights."""
         until = time.monotonic() + SHAKE_SECONDS
         for number in range(1, SHAKES + 1):
             if number > 1 and time.monotonic() > until:
@@ -92,7 +92,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
 
 
 def _worst(verdict: Verdict, mesh: PipelineMesh) -> Verdict:
-    """The worst of the verdicts along the dimensions beside pipeline and data; it says where it is."""
+    """The worst verdict along the dimensions other than pipeline and data, with its coordinates."""
     group = group_along(mesh.whole, mesh.others)
     if group is None:
         return verdict
@@ -110,10 +110,10 @@ def _reference(
     kind: torch.dtype | None = None,
     shake: int = 0,
 ) -> tuple[list[nn.Module], float, check.RowCounts | None]:
-    """The layers of the unsplit model after its first step on the batches of all places, the loss of that step, and
-    `row_counts` behind it. spec: the model's name: it is made anew, so its parameters are the starting ones. kind: of
-    its parameters and batches, if not their own. shake: its parameters are moved by roundings (see `check.shake`), each time
-    otherwise; 0: they are not. Raises BadInput."""
+    """The layers of the unsplit model after its first step on the batches of all places, the loss of that step, and the
+    `row_counts`. spec: the model's name; it is built again, so its parameters have their starting values. kind: dtype of
+    its parameters and batches, if not their own. shake: a seed for small changes of its parameters (see `check.shake`);
+    0: none. Raises BadInput."""
     problem, other = pipeline.view.step, load(spec, seed)
     whole = [layer.to(pipeline.device, kind) for layer in other.build()]
     trained = {id(p) for p in pipeline.parameters()}
@@ -134,7 +134,7 @@ def _reference(
         right = check.reference(whole, data, other.loss, backward=not forwards_alone(problem))
         for part in _parts(pipeline):
             part.change_whole(whole)
-    # Not before: a forward may change buffers and generators, by which the next one goes.
+    # Last: its forwards may change buffers and generators, which the comparison depends on.
     return whole, right, check.row_counts(whole, data, other.loss) if kind is None and not shake else None
 
 
@@ -142,16 +142,16 @@ def _parts(pipeline: Pipeline | OneDevice) -> Sequence[Part]:
     return pipeline.parts if isinstance(pipeline, Pipeline) else ()
 
 
-MAX_ROUNDING = 1e-5  # what float32 may lie away from float64 at most
+MAX_ROUNDING = 1e-5  # the largest difference between float32 and float64 that counts as rounding
 MAX_KINK = LIMITS[torch.bfloat16]  # the largest difference that a kink may explain
-NOTHING = 1e-10  # of a layer's largest value: in float64 only sums that cancel leave less
+NOTHING = 1e-10  # of a layer's largest value: in float64 only sums that cancel are smaller
 
 
 class Others(NamedTuple):
-    """What makes further references where float32 values differ by more than their limit. exact: the one in float64, or None
-    where there is none: two right orders of summation may differ so (see `row`). shaken: those whose weights are rounded
-    otherwise, where that does not do. A sum beside a kink (ReLU's at 0) that is rounded otherwise has another gradient, so a
-    value may differ by twice what it moves there, and by no more than `MAX_KINK`. rounding: see `Part`."""
+    """Makes further references where float32 values differ by more than their limit. exact: in float64, or None if that is
+    impossible: two correct orders of summation may differ so much (see `row`). shaken: with slightly changed weights, if
+    that does not explain the difference. A sum near a kink (ReLU's at 0) may then have another gradient, so a
+    value may differ by twice its change there, up to `MAX_KINK`. rounding: see `Part`."""
 
     exact: Callable[[], Sequence[nn.Module] | None] = lambda: None
     shaken: Callable[[], Iterator[Sequence[nn.Module]]] = lambda: iter(())
@@ -159,8 +159,8 @@ class Others(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A difference: as a share of what is allowed, itself, its limit, where, how far (run, unsplit) are from float64, and by
-    how much the unsplit model's own value moves where weights are rounded otherwise."""
+    """A difference: as a share of its limit, its value, the limit, where it is, how far (run, unsplit) are from float64, and
+    by how much the unsplit model's own value changes with slightly changed weights."""
 
     share: float
     difference: float
@@ -181,16 +181,16 @@ def compare(
 ) -> dict[str, Any] | None:
     """The verdict, on rank 0; None on the others. All ranks of `wires` call this.
 
-    Rank 0 holds `whole`, the reference with its gradients. The ranks in `owners[layer]` send it their own `values`, `own`.
+    Rank 0 has `whole`, the reference with its gradients. The ranks in `owners[layer]` send it their own `values`, `own`.
     losses: (pipeline, reference), known on rank 0. what: `gradient` or `weight`. "worst" in the verdict is the largest
-    difference over all tensors and the loss (see `difference`). others: asked for by rank 0 alone. Raises BadInput on rank 0
-    where the two have other parameters.
+    difference over all tensors and the loss (see `difference`). others: used by rank 0 alone. Raises BadInput on rank 0
+    where the two have different parameters.
     """
     if wires.rank:
         for layer in (layer for layer, ranks in enumerate(owners) if wires.rank in ranks):
             here = _of_layer(own, layer).items()
             send_value(wires, [(name, str(val.dtype).removeprefix("torch."), val.tensor) for (_, name), val in here], 0)
-        receive_bytes(wires, 0)  # there is a verdict: till then rank 0 may have made further references
+        receive_bytes(wires, 0)  # wait for the verdict: rank 0 may make further references
         return None
     assert whole is not None
     right = values(dict(enumerate(whole)), what)
@@ -226,7 +226,7 @@ def _moving(
     shaken: Callable[[], Iterator[Sequence[nn.Module]]],
     what: Callable[[nn.Parameter], Tensor | None],
 ) -> list[Row]:
-    """The same rows; those that fail by how much the reference's own value moves, where that may explain all of them."""
+    """The same rows; if changed weights may explain all failures, these with the change of the reference's own value."""
     failed = {gap.where: gap for gap in sorted(rows, key=lambda gap: gap.difference) if not gap.share <= 1}
     if not failed or not all(_in_doubt(gap.difference, gap.limit) and gap.difference <= MAX_KINK for gap in failed.values()):
         return rows
@@ -251,7 +251,7 @@ def _judged(
     others: Others,
     what: Callable[[nn.Parameter], Tensor | None],
 ) -> list[Row]:
-    """All differences, of each layer on each of its ranks. right: the reference."""
+    """All differences, for each layer and each of its ranks. right: the reference."""
     rows, doubts, wrong = list[Row](), list[tuple[int, Place, Tensor | None]](), ""
     for layer, owner in [(layer, owner) for layer, ranks in enumerate(owners) for owner in ranks]:
         here = _of_layer(own, layer)
@@ -265,12 +265,12 @@ def _judged(
             if _in_doubt(away, limit):
                 doubts.append((len(rows), place, value.tensor))
             rows.append(row(away, limit, f"layer {layer} {place[1]}"))
-    if wrong:  # not before: ranks are sending
+    if wrong:  # not earlier, while ranks send
         raise BadInput(wrong)
     known = values(dict(enumerate((others.exact() if doubts else None) or ())), what)
     for number, place, tensor in doubts if known else ():
-        # What cancels (the gradient of a key's bias: softmax does not change with it) is rounding in float32: it is measured
-        # by the largest of the layer.
+        # A gradient that cancels to zero (such as that of a key's bias, which the softmax does not depend on) is only
+        # rounding in float32, so it is measured relative to the layer's largest.
         single, double = right[place].tensor, known[place].tensor
         largest = max(magnitude(other.tensor) for other in _of_layer(known, place[0]).values())
         scale = largest if magnitude(double) <= NOTHING * largest else 0.0
@@ -284,14 +284,14 @@ def _of_layer(held: Mapping[Place, Value], layer: int) -> dict[Place, Value]:
 
 
 def _in_doubt(gap: float, limit: float) -> bool:
-    """Whether float32 itself may be why this differs by more than its limit."""
+    """May float32 itself be the reason that this differs by more than its limit?"""
     return LIMITS[torch.float32] == limit < gap < NOT_A_NUMBER
 
 
 def row(gap: float, limit: float, where: str, away: tuple[float, float] | None = None) -> Row:
-    """A difference, judged; what is not finite is wrong. away: how far (run, unsplit) are from float64, where that is known.
-    Then the run may be as far as the limit, or twice as far as the unsplit model, but no farther than `MAX_ROUNDING`. Where
-    the unsplit model is farther itself, float64 says nothing, and the limit stays."""
+    """A difference with its verdict; non-finite values fail. away: how far (run, unsplit) are from float64, if known. Then
+    the run may be as far as the limit, or twice as far as the unsplit model, up to `MAX_ROUNDING`. If the unsplit model
+    itself is farther than that, float64 decides nothing, and the limit stays."""
     gap = gap if math.isfinite(gap) else NOT_A_NUMBER
     if away is None or not away[1] <= MAX_ROUNDING or not math.isfinite(away[0]):
         return Row(gap / limit, gap, limit, where)

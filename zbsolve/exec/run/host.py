@@ -1,5 +1,5 @@
-"""The host of a rank's process: its memory, its memory allocator, its GPUs that several ranks share, at once under NVIDIA's
-MPS, its network, and a stop that is asked of it."""
+"""The host of a rank's process: its memory allocator, free memory, environment variables for GPUs, NVIDIA's MPS where ranks
+share a GPU, the network device, and requests to stop."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ..choices import sharing_environment
 from ..pipeline import Pipeline
 from ..transport.wires import came_true
 
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # mallopt's names for them (malloc.h)
-MAX_THRESHOLD = 32 << 20  # bytes, as much as glibc takes
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # parameters of mallopt (malloc.h)
+MAX_THRESHOLD = 32 << 20  # bytes, the most that glibc takes
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep memory that it freed, as a training loop wants it: every step takes as much again, and glibc
-    gives large pieces back to the system, with a page fault for each 4 KiB that is taken anew. False where the C library has
-    no mallopt; nothing changes then. With memory kept, (B + W) / BW of 8 blocks of width 192 fell from 1.07 to 1.01, and F
-    and BW took 5 % less (`benchmarks/splits.py`)."""
+    """Let this process keep memory that it has freed: every step of a training loop allocates as much again. By default
+    glibc returns large blocks to the system, and each new one costs a page fault for every 4 KiB. Returns False where the C
+    library has no mallopt. With memory kept, (B + W) / BW of 8 blocks of width 192 fell from 1.07 to 1.01, and F and BW took
+    5 % less (`benchmarks/splits.py`)."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -40,7 +40,7 @@ def keep_freed_memory() -> bool:
 
 
 def check_host_memory(schedule: Schedule) -> None:
-    """Raise BadInput where a pool of host memory takes more of this machine than is free, before anything runs."""
+    """Raise BadInput if a pool of host memory needs more than this machine has free, before anything runs."""
     free, problem = free_memory(), schedule.problem
     for i, need in enumerate(schedule.timeline().pool_peaks):
         if free is not None and need > free:
@@ -51,15 +51,15 @@ def check_host_memory(schedule: Schedule) -> None:
 CONTROL = "nvidia-cuda-mps-control"
 PLACE = "CUDA_MPS_PIPE_DIRECTORY"
 USUAL_PLACE = "/tmp/nvidia-mps"  # NVIDIA's
-QUEUES = 32  # of a GPU that a process has to itself; MPS divides them
+QUEUES = 32  # hardware queues of a GPU; MPS divides them among its processes
 FEWEST_QUEUES = 8
 START_SECONDS, END_SECONDS = 5.0, 10.0
 
 
 def device_environment(rank: int, sharers: int) -> dict[str, str]:
-    """What a rank's process needs before it touches its GPU, which so many ranks share. More hardware queues than by
-    default, or streams that have nothing to do with each other wait for each other; and torch's own watch must not end the
-    process where a peer breaks off, for the rank says by itself what happened."""
+    """Environment variables for a rank's process, before it uses its GPU, which `sharers` ranks share. It gets more hardware
+    queues than by default; else independent streams would wait for each other. torch must not end the process when a peer
+    breaks its connection, since the rank reports the cause itself."""
     queues = max(FEWEST_QUEUES, QUEUES // sharers)
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     if sharers > 1:
@@ -70,20 +70,20 @@ def device_environment(rank: int, sharers: int) -> dict[str, str]:
 
 
 def take_environment(rank: int, sharers: int) -> None:
-    """Give this process what it needs, where nobody has said otherwise."""
+    """Set these variables for this process, unless they are set already."""
     for name, value in device_environment(rank, sharers).items():
         os.environ.setdefault(name, value)
 
 
 def at_once() -> bool:
-    """Does MPS run here, so that processes on one GPU compute at once?"""
+    """Does MPS run here, so that processes on one GPU compute at the same time?"""
     return Path(os.environ.get(PLACE, USUAL_PLACE), "control").exists()
 
 
 @contextmanager
 def together(folder: Path) -> Iterator[None]:
-    """Inside, processes that share a GPU compute at once, if MPS runs or can be started; it ends afterwards where it was
-    started here. folder: for what it needs."""
+    """Inside, processes that share a GPU compute at the same time, if MPS runs or can be started; it is stopped at the end
+    if it was started here. folder: for its files."""
     if at_once() or shutil.which(CONTROL) is None:
         yield
         return
@@ -106,15 +106,15 @@ asked_to_stop = threading.Event()  # of this process
 
 
 def goes_on(pipeline: Pipeline) -> bool:
-    """Begin a step together: does it run? Not where a rank was asked to stop. All ranks call this. Raises RunFailed."""
+    """Agree before a step: does it run? Not if a rank was asked to stop. All ranks call this. Raises RunFailed."""
     flag = torch.tensor([int(asked_to_stop.is_set())])
     pipeline.peers.wait(pipeline.wires.control.allreduce([flag]), "start of a step")
     return not int(flag)
 
 
 def end_with_parent() -> None:
-    """End this process when its parent is gone, which holds the other end of standard input. What it writes there asks to
-    end after a step."""
+    """End this process when its parent is gone, which holds the other end of standard input. If the parent writes there, it
+    asks to end after the current step."""
 
     def wait() -> None:
         while os.read(0, 1):
@@ -125,7 +125,7 @@ def end_with_parent() -> None:
 
 
 def local_network() -> None:
-    """Let gloo use the loopback device, so that a machine without a working name for itself will do."""
+    """Let gloo use the loopback device, for machines whose own name does not resolve."""
     if "GLOO_SOCKET_IFNAME" not in os.environ:
         names = {name for _, name in socket.if_nameindex()}
         for name in ("lo", "lo0"):

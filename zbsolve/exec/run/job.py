@@ -1,4 +1,4 @@
-"""One whole job: a model by name, some training steps, a trace of what was seen. Every rank of the process group calls
+"""A whole job: a model by name, some training steps, a trace of them. Every rank of the process group calls
 `run_rank`; rank 0 returns the trace. In `run_on_one_device` all ranks are in this process."""
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from ..updates import NamedParameters, as_one
 from .checking import checked, mean_over_data
 from .host import at_once, goes_on, keep_freed_memory
 
-TOLD_SECONDS = 5.0  # between lines that say how far training is
-TRACED = 3  # steps of a watched run before each look: one alone does not say how times vary
+TOLD_SECONDS = 5.0  # between two lines of progress
+TRACED = 3  # steps of a watched run before each look: a single step does not show how times vary
 INTERRUPTED = "interrupted before the first step that is timed"
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
@@ -92,7 +92,7 @@ class Options:
             raise BadInput(f"run: timeouts {self.timeout}, {self.start_timeout} and lr {self.lr} must be positive")
 
     def on(self, local_ranks: int) -> Options:
-        """The same with the kind of device that so many ranks of this machine have. Raises BadInput."""
+        """The options with the kind of device for this machine's ranks. Raises BadInput."""
         asked = "cpu" if self.emulate is not None and self.device == "auto" else self.device
         kind = choose(asked, local_ranks, self.share_gpus)
         if kind == "cpu" and self.capture:
@@ -102,12 +102,12 @@ class Options:
         return replace(self, device=kind)
 
     def sizes(self, ranks: int) -> dict[str, int]:
-        """Dimension → its size, for a schedule of so many ranks. Raises BadInput."""
+        """Dimension → its size, for a schedule's number of ranks. Raises BadInput."""
         return mesh_sizes(self.mesh, ranks)
 
     def make_optimizer(self, model: Model, parameters: NamedParameters) -> torch.optim.Optimizer:
-        """The optimizer of these parameters: the model's own where it has one. On GPUs torch updates all at once by default,
-        which it cannot where only some are DTensors, or of different meshes."""
+        """The optimizer of these parameters; the model's own if it has one. On GPUs torch updates all parameters at once by
+        default, which fails if only some are DTensors, or of different meshes."""
         if model.optimizer is not None:
             return as_one(model.optimizer(parameters), f"model '{model.name}': optimizer()")
         meshes = {p.device_mesh if is_dtensor(p) else None for p in parameters}  # type: ignore[attr-defined]
@@ -122,9 +122,9 @@ def run_rank(
     whole: Callable[[], Schedule] | None = None,
     device: torch.device = CPU,
 ) -> Trace | RunNumbers | None:
-    """The whole job of one rank; the default process group is up. Rank 0 returns the trace, of the first pipeline but
-    with the losses' mean over all, or for a rank's part the numbers; the others None. whole: on rank 0, makes the schedule
-    that `schedule` is a part of. device: of this rank.
+    """The whole job of one rank; the default process group exists. Rank 0 returns the trace of the first pipeline, with
+    losses averaged over all (for a rank's part of a schedule only numbers); the others return None. whole: on rank 0, makes
+    the schedule of which `schedule` is a part. device: of this rank.
 
     Raises BadInput for a schedule that does not fit the model, RunFailed naming rank, pass and cause.
     """
@@ -160,7 +160,7 @@ def run_rank(
     if times is not None and pipeline.hooks.emulated is not None:
         facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}
     timed = trained.results[options.warmup :]
-    facts["steps"] = len(timed)  # fewer than asked for where somebody interrupted
+    facts["steps"] = len(timed)  # fewer than requested after an interrupt
     trace: Trace | RunNumbers | None
     if isinstance(schedule, Schedule) or options.whole_trace:
         trace = pipeline.trace(timed, trained.memory, facts, whole() if whole is not None and options.whole_trace else None)
@@ -172,7 +172,7 @@ def run_rank(
 
 
 def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
-    """All ranks in this process, in turns on the CPU.
+    """All ranks in this process, taking turns on the CPU.
 
     The timeouts do not apply: nothing here waits for another process. Raises BadInput, RunFailed.
     """
@@ -185,7 +185,7 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
     ):
         if refused:
             raise BadInput(f"one device: {text}")
-    torch.set_num_threads(1)  # as every rank has
+    torch.set_num_threads(1)  # as in a rank's own process
     model, ranks = load(spec, options.seed), schedule.problem.ranks
     layer_counts(schedule.problem, len(model.layers))
     hooks = [Hooks(watch=options.watch) for _ in range(ranks)]
@@ -200,8 +200,8 @@ def run_on_one_device(schedule: Schedule, spec: str, options: Options) -> Trace:
 
 @dataclass(frozen=True)
 class Trained:
-    """What training left. first: the first step. verdict: of its check, on rank 0. results: of the steps after it, those
-    of the warm-up first. memory: what was counted. looks: what was seen of what is slow, on rank 0."""
+    """The result of training. first: the first step. verdict: of its check, on rank 0. results: of the steps after it, from
+    the warm-up on. memory: as measured. looks: what was found slow, on rank 0."""
 
     first: Any
     verdict: dict[str, Any] | None
@@ -216,8 +216,8 @@ class Trained:
 
 
 def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Trained:
-    """All training steps of a pipeline, this rank's or all. The first of the warm-up counts memory, or the first of all
-    where there is none: that one cannot post receives before it knows their formats. Raises BadInput, RunFailed."""
+    """All training steps of a pipeline, of this rank or of all. The first step of the warm-up measures memory; without a
+    warm-up the very first one, which cannot post receives until it knows their formats. Raises BadInput, RunFailed."""
     trainer, counted = Trainer(pipeline, model, options), min(1, options.warmup)
     first = trainer.step(0, memory=counted == 0)
     if first is None:
@@ -253,7 +253,7 @@ def train(pipeline: Pipeline | OneDevice, model: Model, options: Options) -> Tra
 
 
 class Trainer:
-    """Training steps of a pipeline, this rank's or all: forward and backward, then the optimizer."""
+    """The training steps of a pipeline, of this rank or of all: forward and backward, then the optimizer."""
 
     def __init__(self, pipeline: Pipeline | OneDevice, model: Model, options: Options) -> None:
         places = 1 if pipeline.mesh is None else pipeline.mesh.places
@@ -266,17 +266,17 @@ class Trainer:
 
     @property
     def tells(self) -> bool:
-        """Does this rank say how far training is?"""
+        """Does this rank print the progress?"""
         return self.pipeline.rank == 0 and (self.pipeline.mesh is None or self.pipeline.mesh.first)
 
     def announce(self, name: str) -> None:
-        """This rank now does `name`."""
+        """Tell the watchdog and the parent that this rank now does `name`."""
         if self.pipeline.hooks.announce is not None:
             self.pipeline.hooks.announce(name)
 
     def step(self, number: int, *, memory: bool = False) -> Any:
-        """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`. None where somebody
-        has asked to stop."""
+        """Forward and backward of step `number`; all ranks begin together. Gradients stay in `.grad`. Returns None after a
+        request to stop."""
         pipeline = self.pipeline
         first, needed = pipeline.place * len(pipeline.microbatches), sorted({*pipeline.inputs, *pipeline.targets})
         batches = {m: self.model.batch(first + m, number) for m in needed}
@@ -287,14 +287,14 @@ class Trainer:
         return pipeline.step(inputs, targets, memory=memory)
 
     def update(self) -> None:
-        """The optimizer's step. Gradients are cleared and stay, so that every W adds to one that is there, at one cost."""
+        """The optimizer's step. Gradients are set to zero, not None, so that every W adds to one, at the same cost."""
         if self.optimizer is not None:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=False)
 
 
 def _facts(pipeline: Pipeline | OneDevice, model: Model, options: Options, trained: Trained) -> dict[str, Any]:
-    """What a trace says of its run."""
+    """The facts of a run for its trace."""
     facts: dict[str, Any] = {
         "model": model.name,
         "backend": "gloo" if pipeline.device.type == "cpu" else "nccl",

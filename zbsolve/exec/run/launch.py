@@ -1,4 +1,4 @@
-"""Starting ranks on this machine, a process each, and ending them, whatever happens. One of them is `python -m
+"""Starts the ranks of a run on this machine, one process each, and ends them in any case. A rank is `python -m
 zbsolve.exec.run.launch FOLDER RANK`."""
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from .host import device_environment, end_with_parent, local_network, together
 from .job import Options, run_on_one_device
 from .torchrun import LATE_SECONDS, Place, Prediction, Rounds, allowed, fit, read_schedule, run_group, run_torchrun, step_of
 
-NOTE_BYTES = 64  # a rank, in the file of what each rank does now
-KILL_SECONDS = 10.0  # that a killed rank may take to go
+NOTE_BYTES = 64  # for each rank, in the file of what ranks do now
+KILL_SECONDS = 10.0  # to wait for a killed rank
 MAX_PROCESSES = 1000
-HEAR_SECONDS = 0.2  # between looks at what ranks print: each takes a call a rank
-STOP_SECONDS = 10.0  # that the last step may take where somebody interrupts
+HEAR_SECONDS = 0.2  # between two reads of what ranks print: each is a system call for every rank
+STOP_SECONDS = 10.0  # for the last step after an interrupt
 NOT_TRAINING = ("", "start", "joining", "building", "checking")  # what a rank announces before its first step
-REPORT_SECONDS = 1.5  # between a rank's end and the end of the others, for their reports
-MAX_DETAILS = 100_000  # characters of a traceback; those of the innermost lines are kept
-MOST_KNOWN = 10_000  # lines that are remembered; behind so many each is told
+REPORT_SECONDS = 1.5  # from one rank's end, for the reports of the others
+MAX_DETAILS = 100_000  # characters of a traceback; the innermost lines are kept
+MOST_KNOWN = 10_000  # printed lines that are remembered; after that many, repeated lines are printed again
 
 
 def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trace | RunNumbers:
-    """Run a schedule with the model called `spec` on one process a rank, one thread each, and return what was measured.
+    """Run a schedule with the model called `spec` in one single-threaded process for each rank. Returns what was measured.
 
-    given: a schedule, or rounds of a very long step; of these numbers come back, or with `whole_trace` a trace.
-    chosen: fields of `job.Options`. Raises BadInput, and RunFailed in one line naming rank, pass and cause. In any case,
-    also where it is interrupted, no process and no file stays behind; what stays where it is killed the next one removes.
+    given: a schedule, or rounds of a very long step, for which the result is numbers, or with `whole_trace` a trace.
+    chosen: fields of `job.Options`. Raises BadInput, and RunFailed in one line naming rank, pass and cause. No process and
+    no file stays behind, even after an interrupt. If this process is killed, the next run removes its files.
     """
     options = Options(**chosen)
     sizes = options.sizes(step_of(given).ranks)
@@ -90,7 +90,7 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
                     raise pressed from None
         finally:
             _end(children)
-            remove_leftovers()  # of rank 0, which searches where it is watched
+            remove_leftovers()  # of a search by rank 0 in a watched run
         notes.hear(last=True)
         numbers = folder / "numbers.json"
         return RunNumbers.load(numbers) if numbers.exists() else Trace.load(folder / "trace.json")
@@ -101,9 +101,8 @@ def run(
 ) -> tuple[Prediction, Trace | RunNumbers] | None:
     """Run the schedule in a file, and return what was predicted and what was measured.
 
-    path: of a schedule, or of rounds. spec: the model's name. local: on processes that are started here (`run_local`).
     one_device: in this process (`job.run_on_one_device`). Neither: as one of torchrun's ranks, of which all but the first
-    return None. Raises BadInput, RunFailed.
+    return None. Raises BadInput, RunFailed. return None. Raises BadInput, RunFailed.
     """
     if one_device:
         schedule = load_unrolled(path)
@@ -119,8 +118,8 @@ def run(
 
 
 def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start one rank. more: of its environment. Its standard input is a pipe that ends with this process, so a rank
-    never outlives its parent."""
+    """Start one rank. more: environment variables. Its standard input is a pipe that closes when this process ends, so a
+    rank never outlives its parent."""
     with open(path_of(folder, rank), "wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "zbsolve.exec.run.launch", str(folder), str(rank)],
@@ -133,8 +132,8 @@ def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen
 
 
 def _stopping(children: list[subprocess.Popen[bytes]], folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Ask ranks that train to end after their step; False where they do not train yet, or several pipelines would have to
-    agree."""
+    """Ask ranks to end after their current step. Returns False if they do not train yet, or there are several pipelines,
+    which would have to agree."""
     if sizes[PIPELINE] < len(children) or any(name in NOT_TRAINING for name in _doing(folder, len(children))):
         return False
     for child in children:
@@ -153,9 +152,9 @@ def _wait_for_all(
     notes: Said,
     until: float = math.inf,
 ) -> None:
-    """Wait until every rank has ended well, and tell what they say. sizes: of the mesh. Time counts since any rank went on
-    for the last time. Raises the error of the first that did not, and TimeoutError where some are still there at the time
-    `until`."""
+    """Wait until every rank has ended without an error, and print what they say. sizes: of the mesh. The time limit counts
+    from the last progress of any rank. Raises the error of the first rank that failed, and TimeoutError if some ranks still
+    run at the time `until`."""
     before, since, heard = _doing(folder, len(children)), time.monotonic(), 0.0
     while True:
         codes = [child.poll() for child in children]
@@ -182,7 +181,7 @@ def _wait_for_all(
 def _cause(
     children: list[subprocess.Popen[bytes]], folder: Path, options: Options, sizes: Mapping[str, int]
 ) -> ZbsolveError:
-    """Which rank failed first, and why. A rank that died without a word comes before ranks that said what they saw, and a
+    """The error of the rank that failed first. A rank that died without a report comes before ranks that reported, and a
     lost connection is only a consequence."""
     came_true(lambda: all(child.poll() is not None for child in children), REPORT_SECONDS)
     doing = _doing(folder, len(children))
@@ -210,26 +209,26 @@ def _cause(
 
 
 def _doing(folder: Path, ranks: int) -> list[str]:
-    """What each rank announced last."""
+    """What each rank has announced last."""
     notes = (folder / "now").read_bytes()
     return [notes[r * NOTE_BYTES : (r + 1) * NOTE_BYTES].rstrip(b"\0").decode(errors="replace") for r in range(ranks)]
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
-    """End the processes that still run, and collect all."""
+    """Kill the processes that still run, and wait for all."""
     for child in children:
         if child.poll() is None:
             child.kill()
     for child in children:
-        with suppress(subprocess.TimeoutExpired):  # killed, but the kernel holds it
+        with suppress(subprocess.TimeoutExpired):  # killed, but still in the kernel
             child.wait(KILL_SECONDS)
         if child.stdin is not None:
             child.stdin.close()
 
 
 class Said:
-    """What the ranks have written to `folder`/said.RANK so far. All ranks often warn of the same: of lines that are alike
-    the first is told. sizes: of the mesh."""
+    """What the ranks have printed, into `folder`/said.RANK. All ranks often print the same warning, so equal lines are shown
+    once. sizes: of the mesh."""
 
     def __init__(self, folder: Path, ranks: int, sizes: Mapping[str, int], tell: Callable[[str], None]) -> None:
         self._paths = [path_of(folder, rank) for rank in range(ranks)]
@@ -237,7 +236,7 @@ class Said:
         self._tell, self._at, self._known = tell, [0] * ranks, set[bytes]()
 
     def hear(self, last: bool = False) -> None:
-        """Tell what is new. last: nothing more comes, so a line may lack its end."""
+        """Show what is new. last: nothing more comes, so an incomplete line is shown, too."""
         for rank, path in enumerate(self._paths):
             if path.stat().st_size == self._at[rank]:
                 continue
@@ -263,11 +262,11 @@ def path_of(folder: Path, rank: int) -> Path:
 
 
 def run_rank_process(folder: Path, rank: int) -> int:
-    """Run the rank in this process; the exit code. Rank 0 leaves `trace.json` or `numbers.json`, and a rank that fails
-    `failure.RANK`; each whole or not at all."""
+    """Run the rank in this process. Returns its exit code. Rank 0 writes `trace.json` or `numbers.json`, and a rank that
+    fails `failure.RANK`; each whole or not at all."""
     end_with_parent()
     local_network()
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what a model prints is told as it comes
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a model's output is shown immediately
     try:
         _run_rank(folder, rank)
     except Exception as error:
@@ -301,7 +300,7 @@ def _run_rank(folder: Path, rank: int) -> None:
 
 
 def _announcer(folder: Path, rank: int) -> Callable[[str], None]:
-    """What notes the work of this rank in a file that its parent can read when it has died. It takes under a microsecond."""
+    """A function that writes what this rank does to a file that its parent can read after its death, in under 1 µs."""
     with open(folder / "now", "r+b") as stream:
         notes = mmap.mmap(stream.fileno(), 0)
     a, b = rank * NOTE_BYTES, (rank + 1) * NOTE_BYTES
@@ -315,4 +314,4 @@ def _announcer(folder: Path, rank: int) -> Callable[[str], None]:
 if __name__ == "__main__":
     code = run_rank_process(Path(sys.argv[1]), int(sys.argv[2]))
     sys.stderr.flush()
-    os._exit(code)  # not through torch's and gloo's destructors, which may wait for ranks that are gone
+    os._exit(code)  # skips torch's and gloo's destructors, which may wait for lost ranks

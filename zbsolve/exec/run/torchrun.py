@@ -1,5 +1,5 @@
-"""One rank of a run: it joins the process group, runs its job, and ends in time whatever happens. torchrun started it, or
-`launch.run_local` did."""
+"""One rank of a run, started by torchrun or by `launch.run_local`: it joins the process group, runs its job, and ends in
+time in any case."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ MARK_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """A file of rounds as one process of a run knows it. long: without orders. mark: of all that the file says. checked: all
-    of it, on rank 0."""
+    """A file of rounds (see `long_steps`) in one process of a run. long: without orders. mark: a digest of the whole file.
+    checked: everything, on rank 0."""
 
     path: str
     long: RepeatedSchedule
@@ -58,7 +58,7 @@ Given = Schedule | CheckedRounds | Rounds
 
 
 def read_schedule(path: str, rank: int = 0) -> Schedule | Rounds:
-    """What a process reads of a schedule's file. Raises BadInput, on rank 0 also for rounds that do not hold."""
+    """Read a schedule's file. Raises BadInput; on rank 0 also for rounds that are not valid."""
     content = read(path)
     if isinstance(content, Schedule):
         return content
@@ -67,12 +67,12 @@ def read_schedule(path: str, rank: int = 0) -> Schedule | Rounds:
 
 
 def step_of(given: Given) -> Problem:
-    """A problem that says what holds for the whole step but how many microbatches it has."""
+    """A problem with everything that holds for the whole step, except the number of microbatches."""
     return given.problem if isinstance(given, Schedule) else given.long.one
 
 
 class Prediction(NamedTuple):
-    """What is predicted of a run. step: see `step_of`. makespan: µs. peaks: the most bytes that each rank's passes hold."""
+    """The prediction for a run. step: see `step_of`. makespan: µs. peaks: the most bytes that each rank's passes hold."""
 
     step: Problem
     makespan: float
@@ -80,7 +80,7 @@ class Prediction(NamedTuple):
 
     @classmethod
     def of(cls, given: Given) -> Prediction:
-        """That of a schedule, as rank 0 knows it."""
+        """The prediction of a schedule, as rank 0 knows it."""
         if isinstance(given, Schedule):
             timeline = given.timeline()
             return cls(given.problem, timeline.makespan, timeline.peak_bytes)
@@ -107,14 +107,14 @@ def own_part(rounds: Rounds, wires: Wires, sizes: Mapping[str, int]) -> RankPart
 
 
 Announce = Callable[[str], None]
-# What may take as long as starting; all else that a rank announces has the timeout of a pass.
+# Tasks with the timeout for starting; all others have that of a pass.
 SLOW_TASKS = ("", "start", "joining", "building", "checking", "collecting", "leaving")
 WATCH_SECONDS = 0.2
-LATE_SECONDS = 3.0  # that a rank gets beyond its timeout, to say what it waited for
+LATE_SECONDS = 3.0  # that a rank gets beyond its timeout, to report what it waited for
 
 
 def torchrun_environment() -> tuple[int, int] | None:
-    """(rank, number of ranks) where torchrun started this process."""
+    """(rank, number of ranks) if torchrun started this process; else None."""
     rank, ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return (int(rank), int(ranks)) if rank.isdigit() and ranks.isdigit() else None
 
@@ -130,7 +130,7 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
         raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     rank, ranks = place
     local, local_ranks = local_place()
-    if options.device != "cpu" and not options.share_gpus:  # before anything asks the driver
+    if options.device != "cpu" and not options.share_gpus:  # before the driver is used
         take_environment(local, 1)
     options = options.on(local_ranks)
     predicted: list[Prediction] = []
@@ -153,7 +153,7 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
 
 
 def fit(given: Given, spec: str, options: Options) -> None:
-    """Raise BadInput where schedule, model and options do not fit each other, before anything runs."""
+    """Raise BadInput where schedule, model and options do not fit together, before anything runs."""
     model, step = load_model(spec, options.seed), step_of(given)
     spread = others_of(options.sizes(step.ranks))
     if spread and model.parallelize is None:
@@ -167,13 +167,12 @@ def fit(given: Given, spec: str, options: Options) -> None:
         return
     if options.emulate is not None:
         Times.of(given, options.emulate)
-    elif step.source == "" or step.source.endswith(f": {spec}"):  # else another model stands in
+    elif step.source == "" or step.source.endswith(f": {spec}"):  # else another model takes its place
         check_host_memory(given)
 
 
 def _check_rounds(long: RepeatedSchedule, options: Options) -> None:
-    """Raise BadInput where a rank at a time a file of rounds does not run, or where the options ask for what is known only
-    with all its passes."""
+    """Raise BadInput where a file of rounds cannot run rank by rank, or where the options need all passes in one place."""
     check_runs(long.one, training=not forwards_alone(long.one))
     check_by_rank(long.one)
     if options.look:
@@ -195,7 +194,7 @@ class Place(NamedTuple):
     local_ranks: int
 
     def device(self, options: Options) -> torch.device:
-        """Its device, with what the process needs before it touches that. Raises BadInput."""
+        """The process's device; sets the environment variables that it needs first. Raises BadInput."""
         device = device_of(options.device, self.local, options.share_gpus)
         if device.type == "cuda":
             sharers = -(-self.local_ranks // torch.cuda.device_count()) if options.share_gpus else 1
@@ -207,9 +206,9 @@ class Place(NamedTuple):
 def run_group(
     place: Place, rendezvous: str, prepare: Callable[[], Schedule | Rounds], spec: str, options: Options, announce: Announce
 ) -> Trace | RunNumbers | None:
-    """Join the process group, run this rank, leave. options: whose device is known. rendezvous: where ranks meet, as torch's
-    `init_method`. prepare: what each rank does before; all ranks hear where it fails. announce: called with what the rank
-    does. Raises BadInput, RunFailed. A rank that does not get on in time, and cannot say so, ends itself."""
+    """Join the process group, run this rank, leave. options: with a known device. rendezvous: torch's `init_method`.
+    prepare: reads and checks the schedule first; if it fails on one rank, it fails on all. announce: called with what the
+    rank does. Raises BadInput, RunFailed. A rank that hangs, and cannot report that, ends its own process."""
     torch.set_num_threads(1)
     rank, ranks, *_ = place
     clock = Watchdog(rank, options, announce)
@@ -231,22 +230,22 @@ def run_group(
                 whole = None if given.checked is None else given.whole
             else:
                 own, whole = given, None
-            del given  # what all ranks' orders take goes before the model is built
+            del given  # frees the orders of all ranks before the model is built
             trace = run_rank(own, spec, options, clock.announce, whole, device)
             clock.announce("leaving")
             wires.wait(wires.control.barrier())
     except ZbsolveError as error:
         error.args = (located(sizes, rank, str(error)),)
         raise
-    if device.type == "cpu":  # with a GPU the process's end does that, and waits for no peer
+    if device.type == "cpu":  # with a GPU, the end of the process does that without waiting for peers
         dist.destroy_process_group()
     clock.stop()
     return trace
 
 
 class Watchdog:
-    """Ends this process, with a line on standard error, when it announces nothing for longer than what it does may take. A
-    rank that hangs can say nothing itself, and torchrun knows of no pass. name: what was announced last."""
+    """Ends this process, with a line on standard error, when its current task takes longer than allowed. A rank that hangs
+    cannot report that itself, and torchrun knows no passes. name: the last announced task."""
 
     def __init__(self, rank: int, options: Options, announce: Announce) -> None:
         self.name = ""
@@ -265,7 +264,7 @@ class Watchdog:
         self._busy.clear()
 
     def look(self) -> None:
-        """End the process where it is late."""
+        """End the process if its task is late."""
         name, since = self.name, self._since
         limit = allowed(name, self._options)
         if time.monotonic() - since > limit + LATE_SECONDS and name == self.name:
@@ -274,5 +273,5 @@ class Watchdog:
 
 
 def allowed(name: str, options: Options) -> float:
-    """Seconds that what a rank announced may take."""
+    """How many seconds an announced task may take."""
     return options.start_timeout if name in SLOW_TASKS else options.timeout

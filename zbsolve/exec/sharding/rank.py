@@ -1,6 +1,6 @@
-"""All sharded stages of a rank, what its steps and optimizers need of them, and the handlers: AG and AGB gather a stage's
-parameters, RS reduces its gradients. Passes only begin that work: a pass that uses the weights waits for them, and who reads
-gradients waits for those. Where nothing is sharded they are times."""
+"""`Sharding`: the stages of a rank whose parameters FSDP shards. AG and AGB gather a stage's parameters, RS reduces its
+gradients. These passes only start the work: a pass that uses the weights waits for the gather, and code that reads gradients
+waits for the reduction. Where nothing is sharded, these passes only take time on emulated devices."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Layers = Mapping[int, nn.Module]
 
 
 def sharded_parameters(stage: int, layers: Layers, data: Collection[int] | None = None) -> list[Parameter]:
-    """Every parameter of a stage that FSDP shards. layers: of the stage, by number. data: the ranks over which gradients of
-    all others are averaged; None: nobody does that. Raises BadInput where some trained parameters are not sharded and nobody
-    averages their gradients, or are sharded over other ranks than the rest, or several modules are wrapped as one."""
+    """All parameters of a stage that FSDP shards. layers: of the stage, by number. data: the ranks over which the gradients
+    of all other parameters are averaged; None: they are not. Raises BadInput where some trained parameters are neither
+    sharded nor averaged, or are sharded over other ranks than the rest, or several modules are wrapped as one."""
     pairs = [(i, module) for i, layer in layers.items() for module in wrapped_modules(layer)]
     sharded = [shard for i, module in pairs for shard in parameters_of_module(i, module)]
     if not sharded:
@@ -67,7 +67,7 @@ def sharded_parameters(stage: int, layers: Layers, data: Collection[int] | None 
 
 
 def check_beside(stage: int, parameter: Parameter, pipeline: Collection[int]) -> None:
-    """Raise BadInput where a stage is sharded over other ranks of its own `pipeline`, which have other stages."""
+    """Raise BadInput where a stage is sharded over ranks of its own `pipeline`, which have other stages."""
     ranks = parameter.mesh_ranks
     both = [rank for rank in ranks if rank in pipeline and rank != dist.get_rank()]
     if both:
@@ -86,8 +86,8 @@ class ShardedParameters(dict[int, Sequence[Parameter]]):
 
 
 class Sharding(Part):
-    """The sharded stages of a rank, by number. place: of this rank among the `ranks` of the mesh that the first of them is
-    sharded over. timeout: to wait for any of them."""
+    """The sharded stages of a rank, by number. place: this rank's number among the `ranks` of the mesh over which the first
+    of them is sharded. timeout: to wait for these ranks."""
 
     name, no_capture = "sharding", "FSDP gathers parameters on the host's word"
     no_ahead = "parameters are sharded by FSDP: what a step gathers would be validated too late"
@@ -102,7 +102,7 @@ class Sharding(Part):
 
     @classmethod
     def of(cls, c: Connecting) -> Sharding | None:
-        """The part of a rank; None where FSDP shards nothing. Sharded stages gather their parameters from now on."""
+        """The part of a rank; None where FSDP shards nothing. From now on, sharded stages gather their parameters here."""
         sharded, actions, made = c.made(ShardedParameters), c.own.program.actions, dict[int, ShardedStage]()
         if not sharded:
             return None
@@ -118,7 +118,7 @@ class Sharding(Part):
         return cls(made, c.peers.timeout)
 
     def around(self, kind: str, run: Run) -> Run:
-        """A pass that uses weights waits until they are there."""
+        """A pass that uses weights waits for their gather."""
 
         def gathered(state: RankState, action: Action, given: Any) -> Any:
             if (stage := self.stages.get(action.stage)) is None:
@@ -146,7 +146,7 @@ class Sharding(Part):
         return (tensor for stage in self.stages.values() for tensor in stage.tensors())
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Part:
-        """Stages gather as ever, and nothing stays open."""
+        """Stages gather as in a step, and release everything at the end of a round."""
         return _Forwards(self.stages, self.timeout)
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -159,7 +159,7 @@ class Sharding(Part):
             stage.reduced()
 
     def check_alike(self, content: str) -> None:
-        wrong: list[str] = []  # told when all have heard all
+        wrong: list[str] = []  # raised once all ranks have compared
         for number, stage in self.stages.items():
             mesh = stage.parameters[0].mesh_ranks
             mark = digest(json.dumps([content, number, mesh, [list(p.shape) for p in trained(stage.parameters)]]))
@@ -187,10 +187,10 @@ class _Forwards(Sharding):
             stage.close()
 
 
-def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int]) -> Own:
-    """The same with what FSDP shards of it. replicas: the process group of replicas, where there is one. pipeline: the ranks
-    of this one. Raises BadInput naming rank and stage where that and what is given do not fit each other."""
+def with_sharded(own: Own, given: Given) -> Own:
+    """`own`, with the parameters that FSDP shards. Raises BadInput naming rank and stage where sharding does not fit."""
     sharded, rank = ShardedParameters(), own.program.rank
+    pipeline = dist.get_process_group_ranks(given.group)
     for s in own.program.stages:
         layers, mesh = {i: own.layers[i] for i in layer_numbers(own.counts, [s])}, given.mesh
         try:
@@ -207,11 +207,11 @@ def with_sharded(own: Own, given: Given, replicas: Any, pipeline: Sequence[int])
             (step.slices > 1, ", but sequences are cut into slices"),
             (barriers_of(step), ", but the vocabulary is sharded over the ranks of the pipeline"),
             (
-                replicas is not None and given.mesh is None,
+                given.replicas is not None and given.mesh is None,
                 ", and replicas would average its gradients again: take a mesh of two dimensions for both",
             ),
             (
-                replicas is not None and given.parallelize is None,
+                given.replicas is not None and given.parallelize is None,
                 " before the mesh's pipelines had the same values: do that in parallelize",
             ),
         ):
@@ -225,7 +225,7 @@ def _groups(parameter: Parameter) -> list[Any]:
 
 
 def _ask(state: RankState, number: int, does: Callable[..., Any], *given: Any) -> Any:
-    """Let a stage do what a pass is for; None where its parameters are whole, and its passes are times."""
+    """Call a method of a sharded stage for a pass; None where its parameters are whole."""
     sharding = state.find(Sharding)
     stage = None if sharding is None else sharding.stages.get(number)
     return None if stage is None else does(stage, *given)
@@ -236,7 +236,7 @@ def _ended(state: RankState, action: Action) -> int:
 
 
 def _check_gather(graph: Graph, rows: Ints) -> None:
-    """What is gathered is used, and on the rank that gathers it."""
+    """Check that each gather has users, all on its own rank."""
     problem, edges = graph.problem, graph.problem.edges
     for row, gather in graph.each(rows):
         users = edges.after[edges.before == row]
@@ -247,7 +247,7 @@ def _check_gather(graph: Graph, rows: Ints) -> None:
 
 
 def _check_reduce(graph: Graph, rows: Ints) -> None:
-    """A stage reduces once on each of its ranks, behind all of its gradients there."""
+    """Check that a stage reduces once on each of its ranks, after all of its gradients there."""
     problem = graph.problem
     last = "W" if "W" in problem.passes.kinds else "BW"
     seen: dict[tuple[int, int], str] = {}

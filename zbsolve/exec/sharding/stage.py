@@ -1,9 +1,9 @@
-"""A stage whose parameters FSDP2 shards: what can be done with them, and its gradients on their way.
+"""A stage whose parameters FSDP2 shards: gathers of its parameters, and reductions of its gradients.
 
-FSDP's own hooks stay in its modules, for they cast under mixed precision; but they neither gather nor reduce. A gather is
-open until it is released, and as long as one is open the parameters are there. A reduction is one flat reduce-scatter a type
-and mesh. What a rank has at the end is the mean over the data-parallel group, of its own shards. With a second dimension of
-replicas (HSDP) the scattered sums are added up over these too, when somebody waits for them.
+FSDP's own hooks stay in its modules, since they cast under mixed precision, but they neither gather nor reduce. A gather is
+open until it is released; while any is open the parameters are in memory. A reduction is one flat reduce-scatter for each
+dtype and mesh. In the end each rank has its shards of the mean over the data-parallel group. With a second dimension of
+replicas (HSDP), the scattered sums are also summed over these, when the gradients are waited for.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..transport.wires import joined, stamped, waiting
 
 @dataclass(eq=False)
 class Parameter:
-    """A parameter of layer `layer` that FSDP wrapped; `known` is what FSDP knows of it. mesh: the data-parallel one: the
-    ranks with shards are its last dimension; replicas, where there are any, its first. dim: the dimension that is sharded.
-    ranks: how many the mean is over, and mesh_ranks which. shard_group: the ranks that have one shard each, `shard_size`;
-    replica_group: those with the same shard, None where there is no other."""
+    """A parameter of layer `layer` that FSDP wrapped; `known` is FSDP's record of it. mesh: the data-parallel mesh: its last
+    dimension has the ranks with different shards, its first one the replicas, if any. dim: the dimension that is sharded.
+    ranks: the number of ranks in the mean; mesh_ranks: these ranks. shard_group: the `shard_size` ranks with different
+    shards; replica_group: those with the same shard, None if there is one."""
 
     layer: int
     known: Any
@@ -50,16 +50,16 @@ class Parameter:
 
     @property
     def gathered(self) -> nn.Parameter:
-        """What the layers use while it is gathered: one object from the first gather on, whose memory comes and goes."""
+        """The gathered parameter that layers use: one object from the first gather on; its memory comes and goes."""
         return self.known.unsharded_param
 
     @property
     def gradient_type(self) -> torch.dtype:
-        """The type in which its gradients are added up and reduced."""
+        """The dtype in which its gradients are summed and reduced."""
         return self.known.reduce_dtype or self.gathered.dtype
 
     def take_gradient(self) -> Tensor | None:
-        """The gradient of the gathered parameter, which has none afterwards."""
+        """Remove and return the gradient of the gathered parameter."""
         self.settle()
         tensor: Tensor | None = self.known.unsharded_accumulated_grad
         if tensor is None:
@@ -68,18 +68,18 @@ class Parameter:
         return tensor
 
     def settle(self) -> None:
-        """Under mixed precision gradients are added up in another type than they are made in: do that now."""
+        """Under mixed precision, gradients are summed in another dtype than they are computed in: do that now."""
         if self.known.reduce_dtype is not None:
             self.known.accumulate_unsharded_grad_if_needed()
             self.known.to_accumulated_grad_if_needed()
 
     @property
     def gathered_bytes(self) -> int:
-        """Bytes of what is gathered of it."""
+        """Bytes of the gathered parameter."""
         return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors()[:1])
 
     def tensors(self) -> list[Tensor]:
-        """What is there beside its shard: the gathered parameter, whose memory may be gone, and gradients of it."""
+        """Its tensors other than the shard: the gathered parameter, whose memory may be freed, and its gradients."""
         gathered: nn.Parameter | None = getattr(self.known, "unsharded_param", None)  # not before the first gather
         if gathered is None:
             return []
@@ -88,20 +88,20 @@ class Parameter:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the gradients that are not reduced yet."""
+        """Bytes of gradients that are not reduced yet."""
         return sum(tensor.nbytes for tensor in self.tensors()[1:])
 
 
 def parameters_of_module(layer: int, module: nn.Module) -> list[Parameter]:
-    """Those that FSDP wrapped with `module` itself."""
+    """The parameters that FSDP wrapped with `module` itself."""
     return [Parameter(layer, known) for known in fsdp_parameters(module)]
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Gradients of one type over one mesh. flat: shape (width,), this rank's shards end to end, each as long as the longest
-    of its ranks, and behind them for each parameter how many ranks have a gradient of it. widths: of each shard in it.
-    missing: this rank lacks a gradient. work: on its way to `flat`."""
+    """Gradients of one dtype over one mesh, while they are reduced. flat: shape (width,): this rank's shards, each padded to
+    the longest one among its ranks, then for each parameter how many ranks have a gradient of it. widths: of each shard.
+    missing: this rank lacks a gradient. work: the handle of the reduction into `flat`."""
 
     parameters: Sequence[Parameter]
     widths: Sequence[int]
@@ -111,7 +111,7 @@ class _Bucket:
 
 
 class Reduction:
-    """Gradients of `parameters` on their way to their shards. times: gets when sums were there, monotonic ns."""
+    """A running reduction of the gradients of `parameters`. times: gets the times when sums are done, monotonic ns."""
 
     def __init__(self, parameters: Sequence[Parameter], times: list[int]) -> None:
         self.times = times
@@ -123,7 +123,7 @@ class Reduction:
 
     @torch.no_grad()
     def _started(self, parameters: Sequence[Parameter]) -> _Bucket:
-        """Take the gradients of the gathered parameters, which have none afterwards."""
+        """Start to reduce. Takes the gradients away from the gathered parameters."""
         size, kind = parameters[0].shard_size, parameters[0].gradient_type
         gradients = [parameter.take_gradient() for parameter in parameters]
         rows = [_rows(parameter, gradient, size) for parameter, gradient in zip(parameters, gradients, strict=True)]
@@ -133,12 +133,12 @@ class Reduction:
         widths = [row.shape[1] for row in rows]
         given = torch.cat([*rows, there.to(rows[0].device).expand(size, -1)], dim=1)
         del rows
-        if kind == torch.float16:  # sums of many ranks would be too large
+        if kind == torch.float16:  # sums over many ranks would overflow
             given[:, : sum(widths)].div_(parameters[0].ranks)
         group = parameters[0].shard_group
         if size == 1:
             return _Bucket(parameters, widths, given[0], missing, None)
-        if given.device.type == "cpu":  # gloo scatters nothing: it adds up a copy of all, and does not say when
+        if given.device.type == "cpu":  # gloo has no reduce-scatter with a work handle
             work = dist.all_reduce(given, group=group, async_op=True)
             return _Bucket(parameters, widths, given[dist.get_rank(group)], missing, stamped(work, self.times))
         flat = given.new_empty(given.shape[1])
@@ -146,8 +146,7 @@ class Reduction:
         return _Bucket(parameters, widths, flat, missing, stamped(work, self.times))
 
     def end(self, timeout: timedelta) -> None:
-        """Wait until sums are scattered, and add the means to `.grad` of the sharded parameters. Raises RuntimeError where a
-        rank is lost."""
+        """Wait for the sums, and add the means to `.grad` of the sharded parameters. Raises RuntimeError."""
         for bucket in self._buckets:
             _scattered(bucket, timeout)
             group = bucket.parameters[0].replica_group
@@ -159,22 +158,22 @@ class Reduction:
             _give(bucket)
 
     def tidy(self, timeout: timedelta) -> None:
-        """Give back the memory of what is scattered already."""
+        """Free the memory of sums that are done already."""
         for bucket in self._buckets:
             if bucket.work is not None and bucket.work.is_completed():
                 _scattered(bucket, timeout)
 
 
 def _scattered(bucket: _Bucket, timeout: timedelta) -> None:
-    """Wait until the sums are scattered, and keep this rank's alone."""
+    """Wait until the sums are scattered, and keep only this rank's."""
     if bucket.work is not None:
         joined(bucket.work, timeout, bucket.flat.device)
         bucket.flat, bucket.work = bucket.flat.clone(), None
 
 
 def _rows(parameter: Parameter, gradient: Tensor | None, size: int) -> Tensor:
-    """A gradient as what each rank gets of it, shape (ranks, width); torch shards along a dimension as `chunk` does, so the
-    last ranks may have less, which zeros fill up."""
+    """A gradient as the part that each rank gets, shape (ranks, width). torch shards along a dimension like `chunk`, so the
+    last ranks may get less; zeros pad it."""
     like = local(parameter.gathered.detach())
     part = torch.zeros_like(like) if gradient is None else local(laid_out_as(gradient, parameter.gathered))
     part = part.to(parameter.gradient_type).movedim(parameter.dim, 0)
@@ -186,12 +185,12 @@ def _rows(parameter: Parameter, gradient: Tensor | None, size: int) -> Tensor:
 
 @torch.no_grad()
 def _give(bucket: _Bucket) -> None:
-    """Hand out the sums as means. A parameter that has a gradient on no rank stays without."""
+    """Add the sums to `.grad` as means. A parameter without a gradient on any rank still has none."""
     ranks, count = bucket.parameters[0].ranks, len(bucket.parameters)
     pieces, there = bucket.flat[:-count], bucket.flat[-count:]
     if bucket.flat.dtype != torch.float16:
         pieces.div_(ranks)
-    given = there.tolist() if bucket.missing else [1.0] * count  # look only then: on a GPU it would wait
+    given = there.tolist() if bucket.missing else [1.0] * count  # read the counts only then: on a GPU that waits
     for shard, piece, some in zip(bucket.parameters, torch.split(pieces, list(bucket.widths)), given, strict=True):
         if not some:
             continue
@@ -205,10 +204,10 @@ def _give(bucket: _Bucket) -> None:
 
 
 class ShardedStage:
-    """The sharded parameters of stage `number`. modules: what FSDP wrapped of it. timeout: to wait for other ranks.
-    by_passes: the kinds of work ("gather", "reduce") that passes of the schedule do. Whatever they leave out is done here:
-    parameters are gathered when a pass first needs them, and then those of `following` too, the stage that the rank uses
-    next; what was gathered is released, and gradients are reduced, after the last pass that adds to them."""
+    """The sharded parameters of stage `number`. modules: those of it that FSDP wrapped. timeout: to wait for other ranks.
+    by_passes: the kinds of work ("gather", "reduce") that the schedule has passes for. All other work is done here:
+    parameters are gathered before a pass needs them, and with them those of `following`, the stage that the rank uses next.
+    After the last pass that adds to the gradients, the gathers are released and the gradients reduced."""
 
     def __init__(
         self,
@@ -222,7 +221,7 @@ class ShardedStage:
         self.parameters = tuple(parameters)
         self.following: ShardedStage | None = None
         self.reduction: Reduction | None = None
-        self.beside: Sequence[ShardedStage] = ()  # all of the rank
+        self.beside: Sequence[ShardedStage] = ()  # all sharded stages of the rank
         self.times: dict[str, list[int]] = {}  # pass of this step → when the parts of its work were done, monotonic ns
         self._modules = tuple(modules)
         self._open, self._handles = 0, list[tuple[Any, Sequence[Any]]]()
@@ -232,7 +231,7 @@ class ShardedStage:
             module.set_reshard_after_backward(False, recurse=False)
 
     def gather(self, name: str = "") -> None:
-        """Open a gather, of pass `name`. It never waits."""
+        """Open a gather, for pass `name`. Never waits."""
         self._open += 1
         if self._open > 1:
             return
@@ -243,7 +242,7 @@ class ShardedStage:
                 self._handles.append((handle, [stamped(work, times) for work in fsdp_gathers(module)]))
 
     def weights(self) -> None:
-        """Until the parameters are there; gathers them where nobody did. Raises LostRank."""
+        """Wait for the parameters, which are gathered first if no pass has done so. Raises LostRank."""
         for sharded_stage in self.beside:
             sharded_stage.tidy()
         if not self._open:
@@ -263,7 +262,7 @@ class ShardedStage:
         self._handles.clear()
 
     def tidy(self) -> None:
-        """Give back the memory of gradients that are reduced already. It never waits. Raises LostRank."""
+        """Free the memory of gradients that are reduced already. Never waits. Raises LostRank."""
         if self.reduction is not None:
             with self._waiting("gradients"):
                 self.reduction.tidy(self.timeout)
@@ -274,7 +273,7 @@ class ShardedStage:
             parameter.settle()
 
     def release(self) -> None:
-        """A gather ends. With the last one the memory of the gathered parameters goes."""
+        """Close a gather. With the last one the memory of the gathered parameters is freed."""
         self._open -= 1
         if self._open == 0:
             self._arrive()
@@ -282,45 +281,43 @@ class ShardedStage:
                 module.reshard()
 
     def close(self) -> None:
-        """Release what is open."""
+        """Close all open gathers."""
         if self._open:
             self._open = 1
             self.release()
 
     def reduce(self, name: str = "") -> None:
-        """Begin to reduce the gradients of all passes so far; the pass is `name`. It never waits."""
+        """Start to reduce the gradients of all passes so far, for pass `name`. Never waits."""
         with self._waiting("gradients"):
             self.reduction = Reduction(self.parameters, self.times.setdefault(name, []))
 
     def ended(self, name: str) -> int:
-        """When the work of pass `name` was done, monotonic ns; 0 where it had nothing to do. Waits for it. Raises
-        LostRank."""
+        """Wait for the work of pass `name`. Returns its end, monotonic ns; 0 where there was none. Raises LostRank."""
         self._arrive()
         self.reduced()
         return max(self.times.get(name, ()), default=0)
 
     def done(self) -> None:
-        """The last pass that adds to gradients has run: do what no pass of the schedule does."""
+        """The last pass that adds to gradients has run: do the work for which the schedule has no passes."""
         if "reduce" not in self.by_passes:
             self.reduce()
         if "gather" not in self.by_passes:
             self.close()
 
     def reduced(self) -> None:
-        """Until the reduced gradients are in `.grad`. Raises LostRank."""
+        """Wait until the reduced gradients are in `.grad`. Raises LostRank."""
         if self.reduction is not None:
             with self._waiting("gradients"):
                 self.reduction.end(self.timeout)
             self.reduction = None
 
     def tensors(self) -> list[Tensor]:
-        """What is there beside shards: gathered parameters, and gradients that are not reduced yet."""
+        """All tensors other than shards: gathered parameters, and gradients that are not reduced yet."""
         return [tensor for parameter in self.parameters for tensor in parameter.tensors()]
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the gathered parameters, and of gradients that are not reduced yet, where passes of the schedule say when
-        they go."""
+        """Bytes of gathered parameters and unreduced gradients, if the schedule has passes that free them."""
         held = 0
         if "gather" in self.by_passes and self._open:
             held += sum(parameter.gathered_bytes for parameter in self.parameters)

@@ -1,16 +1,16 @@
-"""A slice's attention to its own and to all earlier keys, one node of autograd's graph, made in parts.
+"""A slice's attention to its own and to all earlier keys, as one node of autograd's graph that is computed in parts.
 
-A part is the attention to some of the keys: its output and the logarithm of its softmax's denominator (online softmax; arXiv
-1805.02867, 2112.05682). Gradients of a part need only the whole's output and logarithm (arXiv 2310.01889): so parts may be
-made anywhere, one after the other, and nothing of one is kept for another.
+A part is the attention to some of the keys: its output and the log-sum-exp of its scores (online softmax; arXiv 1805.02867,
+2112.05682). The gradients of a part need only the output and log-sum-exp of the whole (arXiv 2310.01889). So parts can be
+computed anywhere, one after the other, and nothing is kept of each.
 
-Earlier keys and values are no inputs of the node: so no graph holds another slice's. Their gradients are added to their
-chunks; the slice's own, which its backward completes, take in what later slices added there. The node saves queries,
-output and softmax statistics; keys and values stay in their chunks, once for all slices.
+Earlier keys and values are not inputs of the node, so no graph keeps another slice's graph. Their gradients are added to
+their chunks. The backward of a slice takes the gradients of its own keys and values from its chunk, where later slices have
+added theirs. The node saves queries, output and log-sum-exp; keys and values stay in their chunks, once for all slices.
 
-Measured on one CPU core, forward and backward of the last slice, 4 heads of width 64, float32: chunks merged took 4.2, 32.5
-and 227 ms, keys joined under one mask 2.9, 32.8 and 267 ms (8 slices of 64, 8 of 256 and 16 of 512 tokens). Joined keys
-would be held once a slice too, which is what slices are to save.
+Measured on one CPU core, forward and backward of the last slice, 4 heads of width 64, float32: merged chunks took 4.2, 32.5
+and 227 ms, concatenated keys under one mask 2.9, 32.8 and 267 ms (8 slices of 64, 8 of 256 and 16 of 512 tokens).
+Concatenated keys would also be held once for each slice, which slices are meant to avoid.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ..base.torch_private import flash_backward, flash_forward
 
 
 class Attended(NamedTuple):
-    """out: (batch, heads, queries, width), in the type that sums are made in. lse: (batch, heads, queries), the logarithm of
-    the sum of exp(scores); -inf where a query sees no key, and there out is 0."""
+    """out: (batch, heads, queries, width), in the dtype of sums. lse: log-sum-exp of the scores, (batch, heads, queries);
+    -inf where a query sees no key, and out is 0 there."""
 
     out: Tensor
     lse: Tensor
 
 
 class Scores(NamedTuple):
-    """How scores are made. scale: factor; None: 1/√width. causal: query i sees keys up to i. mask: True where a query sees a
-    key, or numbers that are added to the scores, as it broadcasts to (batch, heads, queries, keys); None: all, or what is
-    causal."""
+    """How scores are computed. scale: of products of queries and keys; None: 1/√width. causal: query i sees keys up to i.
+    mask: True where a query sees a key, or numbers to add to the scores; broadcasts to (batch, heads, queries, keys). None:
+    a query sees all keys, or with `causal` those up to its own."""
 
     scale: float | None = None
     causal: bool = False
@@ -51,7 +51,7 @@ PLAIN = Scores()
 
 def partial_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores = PLAIN) -> Attended:
     """Attention of queries (batch, heads, queries, width) to keys and values (batch, groups, keys, width), where groups
-    divide heads. Outside of autograd: see `partial_gradients`."""
+    divide heads. Not recorded by autograd: see `partial_gradients`."""
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         key, value = (_each_head(tensor, query) for tensor in (key, value))
         if _fused(query, value, scores):
@@ -62,7 +62,7 @@ def partial_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores 
 
 
 def merge(parts: Iterable[Attended]) -> Attended:
-    """The attention to the keys of all parts. Raises BadInput where there is no part."""
+    """Combine parts into the attention to all of their keys. Raises BadInput where there is no part."""
     whole: Attended | None = None
     for part in parts:
         whole = part if whole is None else _both(whole, part)
@@ -74,9 +74,8 @@ def merge(parts: Iterable[Attended]) -> Attended:
 def partial_gradients(
     gradient: Tensor, whole: Attended, query: Tensor, key: Tensor, value: Tensor, scores: Scores = PLAIN
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A part's share of the gradient of queries, and the gradients of its keys and values, each in the type of sums.
-    gradient: of the whole's output, in its shape. whole: what `merge` gave, over all parts. query, key, value, scores: as
-    the part was given them."""
+    """A part's share of the gradient of queries, and the gradients of its keys and values, in the dtype of sums. gradient:
+    of the whole output. whole: the result of `merge` over all parts. query, key, value, scores: as in the part's forward."""
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         keys, values = (_each_head(tensor, query) for tensor in (key, value))
         if _fused(query, value, scores):
@@ -95,17 +94,17 @@ def _both(a: Attended, b: Attended) -> Attended:
 
 
 def _fused(query: Tensor, value: Tensor, scores: Scores) -> bool:
-    """Is there a kernel for it? A mask may hide every key from a query, which torch's kernels do not expect."""
+    """Does torch have a kernel for it? Its kernels do not expect a mask that hides every key from a query."""
     return query.device.type == "cpu" and scores.mask is None and query.shape[-1] == value.shape[-1]
 
 
 def scale_of(query: Tensor, scores: Scores) -> float:
-    """What products of queries and keys are multiplied by."""
+    """The factor of products of queries and keys."""
     return query.shape[-1] ** -0.5 if scores.scale is None else scores.scale
 
 
 def _softmax(query: Tensor, key: Tensor, scores: Scores, lse: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights of keys, and the logarithm of the denominator: of these keys, or what is given."""
+    """The weights of keys, and the log-sum-exp of their scores. lse: given, in place of that of these keys."""
     kind = exact(query.dtype)
     logits = (query.to(kind) * scale_of(query, scores)) @ key.to(kind).transpose(-2, -1)
     if scores.causal:
@@ -120,7 +119,7 @@ def _softmax(query: Tensor, key: Tensor, scores: Scores, lse: Tensor | None) -> 
 def _plain_gradients(
     gradient: Tensor, whole: Attended, query: Tensor, key: Tensor, value: Tensor, scores: Scores
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same without a kernel, for keys and values a head of queries (arXiv 2205.14135, algorithm 4)."""
+    """The gradients without a kernel; keys and values are repeated for each head (arXiv 2205.14135, algorithm 4)."""
     weights, _ = _softmax(query, key, scores, whole.lse)
     gradient = gradient.to(weights.dtype)
     inner = (gradient * whole.out.to(weights.dtype)).sum(-1, keepdim=True)
@@ -130,13 +129,13 @@ def _plain_gradients(
 
 
 def _each_head(tensor: Tensor, query: Tensor) -> Tensor:
-    """Keys or values, once a head of queries."""
+    """Keys or values, repeated for each head of queries."""
     groups = query.shape[1] // tensor.shape[1]
     return tensor if groups == 1 else tensor.repeat_interleave(groups, 1)
 
 
 def _each_group(gradient: Tensor, tensor: Tensor) -> Tensor:
-    """The sum over the heads of queries that share a key's head."""
+    """The sum over the heads of queries that share a head of keys."""
     batch, heads, *rest = gradient.shape
     groups = tensor.shape[1]
     return gradient if heads == groups else gradient.view(batch, groups, heads // groups, *rest).sum(2)
@@ -147,8 +146,8 @@ ALL = slice(None)
 
 @dataclass(slots=True)
 class Chunk:
-    """What a slice leaves at one call of attention: the position of its first key, keys and values (batch, groups, length,
-    width), documents (batch, length). gradients: of keys and values, from later slices; none yet: []."""
+    """What a slice leaves at one call of attention: the position of its first key, its keys and values (batch, groups,
+    length, width), its documents (batch, length). gradients: of keys and values, from later slices, or []."""
 
     start: int
     key: Tensor
@@ -158,16 +157,16 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """The position behind its last key."""
+        """The position after its last key."""
         return self.start + self.key.shape[-2]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that it holds."""
+        """All tensors that it holds."""
         return [self.key, self.value, *self.gradients]
 
     def add(self, gradients: tuple[Tensor, Tensor], tokens: slice = ALL) -> None:
-        """Add to the gradients of keys and values, or of some tokens' alone."""
+        """Add to the gradients of keys and values, of all tokens or of some."""
         if not self.gradients:
             if tokens == ALL:
                 self.gradients = list(gradients)
@@ -187,13 +186,13 @@ def attend(
     rule: AttentionRule,
     helper: Callable[[], Any] = lambda: None,
 ) -> Tensor:
-    """The attention of slice `number`; like `query`. key, value: the slice's own, whose numbers its chunk has. chunks: of
-    this and of the earlier slices. helper: who helps at the time, if one does (see `SliceStore`)."""
+    """The attention of slice `number`, shaped like `query`. key, value: the slice's own, whose values its chunk has. chunks:
+    of this and the earlier slices. helper: returns the helper of the current pass, or None (see `SliceStore`)."""
     return _Attention.apply(query, key, value, _Call(chunks, number, rule, helper))  # type: ignore[no-untyped-call]
 
 
 class _Call(NamedTuple):
-    """What `attend` is given beside tensors with a graph."""
+    """The arguments of `attend` that have no graph."""
 
     chunks: dict[int, Chunk]
     number: int
@@ -201,13 +200,13 @@ class _Call(NamedTuple):
     helper: Callable[[], Any]
 
     def shared(self) -> tuple[Any, list[_Piece], list[_Piece]]:
-        """Who helps now, what is attended to here, and what that one does."""
+        """The current helper, the keys to attend to here, and those for the helper."""
         helps = self.helper()
         return helps, *_shared(_seen(self.chunks, self.number, self.rule), self.chunks[self.number], helps)
 
 
 class _Piece(NamedTuple):
-    """Tokens of a chunk, and how they are seen."""
+    """Some tokens of a chunk, and how scores with them are computed."""
 
     chunk: Chunk
     tokens: slice
@@ -259,7 +258,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _parts(query: Tensor, pieces: list[_Piece], helps: Any) -> Iterator[Attended]:
-    """One after the other: no two of them need be there at once."""
+    """Compute the parts one after the other, so that only one is in memory."""
     for piece in pieces:
         yield partial_attention(query, piece.key, piece.value, piece.scores)
     if helps is not None:
@@ -268,7 +267,7 @@ def _parts(query: Tensor, pieces: list[_Piece], helps: Any) -> Iterator[Attended
 
 
 def _shared(seen: list[tuple[Chunk, Scores]], own: Chunk, helps: Any) -> tuple[list[_Piece], list[_Piece]]:
-    """What is attended to here, and what another rank does: the first tokens of the sequence."""
+    """The keys to attend to here, and those for another rank: the first tokens of the sequence."""
     until = 0 if helps is None else round(helps.handed.share * own.start)
     stay, away = list[_Piece](), list[_Piece]()
     for chunk, scores in seen:
@@ -283,7 +282,7 @@ def _shared(seen: list[tuple[Chunk, Scores]], own: Chunk, helps: Any) -> tuple[l
 
 
 def _joined(pieces: list[_Piece], query: Tensor) -> tuple[Tensor, Tensor, Scores]:
-    """Keys, values and how they are seen, as one."""
+    """The keys, values and scores of several pieces as one."""
     key, value = torch.cat([piece.key for piece in pieces], -2), torch.cat([piece.value for piece in pieces], -2)
     masks = [piece.scores.mask for piece in pieces]
     if all(mask is None for mask in masks):
@@ -296,7 +295,7 @@ def _joined(pieces: list[_Piece], query: Tensor) -> tuple[Tensor, Tensor, Scores
 
 
 def _seen(chunks: dict[int, Chunk], number: int, rule: AttentionRule) -> list[tuple[Chunk, Scores]]:
-    """The chunks that a slice's queries see, and how. The own one comes first: in it every query sees a key."""
+    """The chunks that a slice's queries see, and how. The slice's own one comes first: there every query sees a key."""
     own = chunks[number]
     seen = []
     for other in sorted((n for n in chunks if n <= number), reverse=True):

@@ -1,10 +1,10 @@
-"""Are the results of a stage in slices those of its whole sequences? They are compared, on what a step gave it.
+"""Compares the results of a stage in slices with those of whole sequences, on the input of a step.
 
-Layer by layer: each runs its whole input in slices, then whole, forward and backward, in its own type, with gradients of its
-output that are made up. So no more is there at once than one layer's activations, and rounding does not pile up. Random
-numbers are held meanwhile. Between two slices of the first sequence comes one of the second, where what a layer keeps from
-call to call would be another's. Where a layer differs at few tokens, a copy of it in more bits has the last word. Afterwards
-gradients, buffers and random numbers are as before.
+It compares layer by layer. Each layer runs its whole input in slices, then as one, forward and backward, in its own dtype,
+with artificial gradients of its output. So only one layer's activations are in memory, and rounding does not accumulate.
+Random numbers are fixed meanwhile. Between two slices of the first sequence, one of the second runs: if a layer keeps
+something from call to call, that is then another sequence's. Where a layer differs at few tokens, a copy in a longer dtype
+decides. In the end gradients, buffers and random numbers are as before.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..base.values import cast, constant, each_tensor, local, tensors_of
 from .cutting import Counting, Cutting, SliceLoss, cut_sequence, join_sequence, labels_of, offsets
 from .store import SliceStore
 
-# What a row (one token of a sample) may differ by, of its norm: between rounding and errors (docs/notes/slices.md).
+# How much a row (one token of a sample) may differ, relative to its norm: more than rounding (docs/notes/slices.md).
 LIMITS = {torch.float64: 1e-6, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-SMALL = 1e-3  # of the largest row: what rounding leaves of smaller ones is compared with that
-SMALL_GRADIENT = 0.3  # of a layer's largest gradient of a parameter: the same
-SUMS = 4  # times as much for gradients of parameters: some kernels add them up in 16 bits
+SMALL = 1e-3  # of the largest row: smaller rows are compared relative to this
+SMALL_GRADIENT = 0.3  # of a layer's largest gradient of a parameter: smaller ones are compared relative to this
+SUMS = 4  # factor for gradients of parameters: some kernels sum them in 16 bits
 
 
 class Apart(NamedTuple):
@@ -42,7 +42,7 @@ class Apart(NamedTuple):
 
 
 def limit_of(tensors: Iterable[Tensor]) -> float:
-    """For what is computed of these: of the shortest of their types, and of those that products are made in."""
+    """The limit for results computed from these tensors: that of the shortest dtype among them and of their products."""
     limits = [LIMITS[torch.float64]]
     for tensor in tensors:
         kind, device = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype, tensor.device.type
@@ -55,8 +55,8 @@ def limit_of(tensors: Iterable[Tensor]) -> float:
 
 
 def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit: float) -> Apart | None:
-    """How the pytrees of a whole sequence and of its joined slices, tensors (batch, length, …), differ, and from which token
-    on; None where they do not. what: they are. limit: of differences, of a row's norm (see `limit_of`)."""
+    """How the outputs of joined slices differ from those of a whole sequence, from which token on; None where they do not.
+    Both are pytrees of tensors (batch, length, …). what: their name. limit: relative to a row's norm (see `limit_of`)."""
     pairs = [tensors_of(tree) for tree in (whole, parts)]
     shapes = [[tuple(tensor.shape) for tensor in row] for row in pairs]
     if shapes[0] != shapes[1]:
@@ -84,21 +84,21 @@ def rows_apart(what: str, whole: Any, parts: Any, lengths: Sequence[int], limit:
 def parameters_apart(
     layer: nn.Module, whole: Sequence[Tensor | None], parts: Sequence[Tensor | None], limit: float
 ) -> Apart | None:
-    """The same of the gradients of its trained parameters."""
+    """The same for the gradients of the layer's trained parameters."""
     names = [name for name, p in layer.named_parameters() if p.requires_grad]
     sizes = [0.0 if tensor is None else _norm(tensor) for tensor in whole]
     for name, a, b, size in zip(names, whole, parts, sizes, strict=True):
         if (tensor := b if a is None else a if b is None else a - b) is None:
             continue
         gap, most = _norm(tensor), max(size, SMALL_GRADIENT * max(sizes))
-        if gap > SUMS * limit * most:  # not where it is NaN, which outputs say
+        if gap > SUMS * limit * most:  # false for NaN, which the outputs show
             share = f"{gap / most:.2g} of its norm" if most else "all of it"
             return Apart(f"the gradient of its {name} in slices differs from the whole sequence's by {share}")
     return None
 
 
 def _norms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the differences of rows, and of the rows: (batch, length)."""
+    """The norms of the rows of a − b, and of those of a: (batch, length) each."""
     a, b = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (a, b))
     a, b = (tensor.flatten(2) if tensor.dim() > 2 else tensor.unsqueeze(-1) for tensor in (a, b))
     if not a.is_floating_point():
@@ -117,8 +117,8 @@ def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(row, dtype=exact(row.dtype)))
 
 
-FEW = 0.05  # of the tokens: where no more differ, it may be that rounding decides for one expert or another
-MOST_SLOPE = 2**14  # of a sequence's loss, for 16 bits
+FEW = 0.05  # of the tokens: if no more differ, rounding may have decided between two experts
+MOST_SLOPE = 2**14  # the largest gradient of a sequence's loss, for 16 bits
 HEAD = "slices: "
 MEND = (
     "it mixes tokens elsewhere than in zbsolve.exec.sliced_attention, does not count them from slice_offset(), or keeps "
@@ -132,23 +132,22 @@ SAY = (
 
 
 class Sequences(NamedTuple):
-    """What microbatches give a stage: of each its activations, and its targets where there is a loss; pytrees of tensors
-    (batch, length, …)."""
+    """What some microbatches give a stage: activations, and targets for a loss; pytrees of tensors (batch, length, …)."""
 
     inputs: list[Any]
     targets: list[Any]
 
     def first(self, tokens: Sequence[int]) -> Sequences:
-        """Of each the first tokens."""
+        """The first tokens of each microbatch."""
         return Sequences(*([_first(x, n) for x, n in zip(row, tokens, strict=True)] for row in self))
 
 
 class Held(PlainDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, random numbers are the same everywhere, and dropouts drop nothing."""
+    """A mode in which random numbers are constant, and dropouts drop nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # it becomes operations on local tensors, which come here again
+            return NotImplemented  # its operations on local tensors come here
         made, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
         if torch.Tag.nondeterministic_seeded not in func.tags or name.startswith("_"):  # attention has that tag too
             return made
@@ -165,10 +164,10 @@ def compare(
     cutting: Cutting,
     backward: bool = True,
 ) -> None:
-    """Compare layers `first` …, and the loss where there is one, in slices with whole sequences. given: of two microbatches,
-    or twice of one; of the second only the forward is compared. backward: compare gradients too. Where memory does not
-    suffice, the first half of the tokens is compared from there on, and so forth, and a warning says so. Raises BadInput
-    naming the first layer that differs, what of it, and from which token on."""
+    """Compare layers `first` …, and the loss if given, in slices with whole sequences. given: of two microbatches, or of one
+    twice; of the second only the forward is compared. backward: also compare gradients. Where memory does not suffice for a
+    layer, it and all later ones are compared on the first half of the tokens (and so on), with a warning. Raises
+    BadInput naming the first layer that differs, what differs and from which token on."""
     differences, tokens = list[str](), [tensors_of(x)[0].shape[1] for x in given.inputs]
     whole = tokens[0]
     for number, layer in enumerate([*layers, None], first):
@@ -190,7 +189,7 @@ def compare(
                     raise
             tokens = [n // 2 for n in tokens]
             given = given.first(tokens)
-    if differences:  # not before: where layers are spread over ranks, all of these run all layers
+    if differences:  # not earlier: ranks that share the layers must all run them
         raise BadInput(HEAD + differences[0])
     if tokens[0] < whole:
         text = f"slices: layers from {first} on were compared with whole sequences on {tokens[0]} of {whole} tokens"
@@ -198,8 +197,8 @@ def compare(
 
 
 class _Ran(NamedTuple):
-    """What a layer made of the sequences; of the first one also the gradients of its output, which are given, and of its
-    input and the parameters."""
+    """What a layer computed: its outputs, and for the first sequence the given gradients of its output, and those of its
+    input and of the parameters."""
 
     outputs: list[Any]
     slopes: Any
@@ -210,7 +209,7 @@ class _Ran(NamedTuple):
 def _compare_layer(
     layer: nn.Module, inputs: Sequence[Any], lengths: Sequence[Sequence[int]], backward: bool, name: str
 ) -> tuple[list[Any], list[Apart]]:
-    """The layer's outputs, and how it differs."""
+    """The layer's outputs, and its differences."""
     with _naming(name), _trying(layer, backward):
         parts = _in_slices(layer, inputs, lengths, backward)
         whole = _whole(layer, inputs, parts.slopes, backward)
@@ -225,8 +224,8 @@ def _compare_layer(
 def _apart_in_more_bits(
     layer: nn.Module, inputs: Sequence[Any], lengths: Sequence[Sequence[int]], backward: bool, name: str
 ) -> bool:
-    """Does a layer that differs do so in a copy with more bits too? Not where rounding decides which expert a token gets. A
-    layer that takes no other type than its own differs."""
+    """Does the layer differ in a copy with a longer dtype, too? If not, rounding has decided which expert a token gets. A
+    layer that takes only its own dtype counts as different."""
     device = tensors_of(inputs)[0].device.type
     for kind in (torch.float64, torch.float32):
         try:
@@ -269,12 +268,12 @@ def _whole(layer: nn.Module, inputs: Sequence[Any], slopes: Any, backward: bool)
 
 
 def _compare_loss(loss: Callable[[Any, Any], Tensor], given: Sequences, lengths: Sequence[int], backward: bool) -> str:
-    """How the loss of the first sequence differs, and what to do; "" where it does not, and where no label counts. It is
-    computed in 32 bits at least: a label that wrongly counts changes little."""
+    """How the loss of the first sequence differs, and advice; "" where it does not, or no label counts. It is computed in at
+    least 32 bits: a label that wrongly counts may change little."""
     y, targets = given.inputs[0], given.targets[0]
     try:
         return _loss_apart(loss, each_tensor(y, _exact), targets, lengths, backward)
-    except BadInput:  # it may take no type but its own
+    except BadInput:  # it may take only its own dtype
         return _loss_apart(loss, y, targets, lengths, backward)
 
 
@@ -284,7 +283,7 @@ def _loss_apart(loss: Callable[[Any, Any], Tensor], y: Any, targets: Any, length
     counts = [counting.counted(part) for part in labels]
     if not (total := sum(counts)):
         return ""
-    unit = min(1.0, MOST_SLOPE / total)  # a label's weight in the gradients
+    unit = min(1.0, MOST_SLOPE / total)  # weight of a label in the gradients
     module, weight, limit = own if isinstance(own, nn.Module) else nn.Identity(), total * unit, limit_of(tensors_of(y))
     with _naming("the loss"), _trying(module, backward):
         x, parts = _leaf(y), [_leaf(part) for part in cut_sequence(y, lengths, "output")]
@@ -293,7 +292,7 @@ def _loss_apart(loss: Callable[[Any, Any], Tensor], y: Any, targets: Any, length
         value, slopes = _weighed(loss, x, targets, weight) / weight, each_tensor(x, _gradient)
         joined = join_sequence([each_tensor(part, _gradient) for part in parts])
         apart = rows_apart("its gradient", slopes, joined, lengths, limit)
-    alike = abs(value - in_slices) <= limit * max(abs(value), 1.0) or not isfinite(value)  # that is told elsewhere
+    alike = abs(value - in_slices) <= limit * max(abs(value), 1.0) or not isfinite(value)  # (reported elsewhere)
     if apart is None and alike:
         return ""
     text = f"the loss is {value:.6g} of the whole sequence and {in_slices:.6g} in slices"
@@ -303,7 +302,7 @@ def _loss_apart(loss: Callable[[Any, Any], Tensor], y: Any, targets: Any, length
 
 
 def _advice(slopes: Any, targets: Any, ignored: int) -> str:
-    """What to do about a loss that is no such mean. slopes: of the whole sequence's output."""
+    """Advice for a loss that is not such a mean. slopes: the gradient of the whole sequence's output."""
     labels = labels_of(targets)
     rows = [slope.abs().flatten(2).sum(-1) for slope in tensors_of(slopes) if slope.dim() > 2 and slope.is_floating_point()]
     if labels is None or not rows or labels.shape != rows[0].shape:
@@ -320,7 +319,7 @@ def _advice(slopes: Any, targets: Any, ignored: int) -> str:
 
 
 def _weighed(loss: Callable[[Any, Any], Tensor], x: Any, targets: Any, weight: float) -> float:
-    """The loss times its weight, whose gradient the leaves x get."""
+    """The loss times its weight; the leaves x get its gradient."""
     value = loss(each_tensor(x, Tensor.clone), targets)
     if value.requires_grad:
         value.backward(torch.full_like(value, weight))  # type: ignore[no-untyped-call]
@@ -329,14 +328,14 @@ def _weighed(loss: Callable[[Any, Any], Tensor], x: Any, targets: Any, weight: f
 
 @contextmanager
 def _trying(layer: nn.Module, backward: bool) -> Iterator[None]:
-    """A trial runs inside, which leaves no trace."""
+    """Run the layer inside without any lasting effect."""
     with torch.set_grad_enabled(backward), undisturbed(layer), as_written(), Held():  # type: ignore[no-untyped-call]
         yield
 
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Raise what fails inside as BadInput that names it, but for a lack of memory."""
+    """Raise any error inside as a BadInput with this name, except a lack of memory."""
     try:
         yield
     except Exception as error:
@@ -351,7 +350,7 @@ def _first(value: Any, tokens: int) -> Any:
 
 
 def _leaf(value: Any) -> Any:
-    """The same numbers as leaves of graphs."""
+    """The same values as leaves of new graphs."""
     return each_tensor(value, lambda t: t.detach().requires_grad_(t.is_floating_point() or t.is_complex()))
 
 
@@ -360,7 +359,7 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def _slope(tensor: Tensor) -> Tensor:
-    """A gradient for an output: numbers between -1 and 1 without order, which need no generator."""
+    """An artificial gradient for an output: irregular numbers between -1 and 1, without a random generator."""
     return (1000 * _exact(tensor.detach())).cos().to(tensor.dtype) if tensor.is_floating_point() else tensor.detach()
 
 
@@ -375,7 +374,7 @@ def _backward(y: Any, slopes: Any) -> None:
 
 
 def _taken(layer: nn.Module) -> list[Tensor | None]:
-    """The gradients of its trained parameters, which have none from now on."""
+    """Remove and return the gradients of the layer's trained parameters."""
     trained = [p for p in layer.parameters() if p.requires_grad]
     gradients = [p.grad for p in trained]
     for p in trained:

@@ -1,5 +1,5 @@
-"""A step's batch in slices: what each slice of each microbatch is given, and what its loss counts. Behind this the executor
-knows parts: part i is slice i mod n of microbatch i div n, and to all passes it is what a microbatch is without slices."""
+"""A step's batch in slices: the input of each slice of each microbatch, and its weight in the loss. After this the executor
+knows only parts: part i is slice i mod n of microbatch i div n, and passes treat it as they treat a microbatch otherwise."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from ..base.part import Data
 from ..base.torch_private import tree_leaves
 from ..base.values import each_tensor, in_parts, joined, leaves_of, tensors_of
 
-LABEL_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their means are over the sum of their labels' weights
+LABEL_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)  # their mean is weighted by the labels' weights
 
 
 @dataclass(frozen=True, eq=False)
 class Counting:
-    """ignored: the label that does not count. weights: what each label counts, by its number; None: all as much."""
+    """How labels count in a loss. ignored: the label that does not. weights: by label; None: all have the same weight."""
 
     ignored: int = -100
     weights: Tensor | None = None
 
     @classmethod
     def of(cls, loss: Any) -> Counting:
-        """What a loss says, a `functools.partial` of it is given, or a module inside it; else torch's own."""
+        """As attributes of the loss, of a `functools.partial` or of a module inside it say; else as in torch."""
         ignored = next((int(value) for value in _said(loss, "ignore_index")), cls.ignored)
         return cls(ignored, next((value for value in _said(loss, "weight") if isinstance(value, Tensor)), None))
 
     def counted(self, targets: Any) -> float:
-        """What a slice's targets count together: labels (whole numbers) but for those that are ignored, or their weights;
-        all numbers of other targets. Raises BadInput where there is no tensor."""
+        """The weight of a slice's targets: its labels (integers) without the ignored ones, or the sum of their weights; for
+        other targets all numbers. Raises BadInput where there is no tensor."""
         first = next((leaf for leaf in leaves_of(targets) if isinstance(leaf, Tensor)), None)
         if first is None:
             raise BadInput("targets: slices need a tensor")
@@ -56,18 +56,18 @@ class Counting:
 
 
 def is_label(tensor: Tensor) -> bool:
-    """Has it whole numbers?"""
+    """Does the tensor have integers?"""
     return not tensor.is_floating_point() and tensor.dtype != torch.bool
 
 
 def labels_of(targets: Any) -> Tensor | None:
-    """The labels among the targets: their first tensor, where that has whole numbers."""
+    """The labels among the targets: their first tensor, if that has integers."""
     first = next((leaf for leaf in tree_leaves(targets) if isinstance(leaf, Tensor)), None)
     return first if first is not None and is_label(first) else None
 
 
 def _said(loss: Any, name: str) -> Iterator[Any]:
-    """What a loss says by this name, the outermost first."""
+    """The values of this attribute of a loss, the outermost first."""
     if isinstance(loss, partial):
         if loss.keywords.get(name) is not None:
             yield loss.keywords[name]
@@ -81,20 +81,20 @@ def _said(loss: Any, name: str) -> Iterator[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Uncounted:
-    """The targets of a slice of which no label counts."""
+    """The targets of a slice in which no label counts."""
 
     targets: Any
 
 
 @dataclass(frozen=True, eq=False)
 class SliceLoss:
-    """A mean loss (output, targets) → one number, of slices: 0 for `Uncounted` targets, whose mean torch's own cross entropy
-    gives as NaN; some losses then give gradients of NaN too. The output's gradient is 0 there."""
+    """A mean loss (output, targets) → shape (), for slices. For `Uncounted` targets it is 0, with gradient 0; torch's own
+    cross entropy is NaN there, and some losses have NaN gradients."""
 
     loss: Callable[[Any, Any], Tensor]
 
     def __call__(self, output: Any, targets: Any) -> Tensor:
-        """The loss of a slice, or of anything else."""
+        """The loss of a slice or of a whole sequence."""
         if not isinstance(targets, Uncounted):
             return without_metrics(self.loss(output, targets))
         none = [leaf.flatten()[:0].sum(dtype=exact(leaf.dtype)) for leaf in tensors_of(output) if leaf.is_floating_point()]
@@ -107,8 +107,8 @@ def offsets(lengths: Sequence[int]) -> list[int]:
 
 
 def cut_sequence(value: Any, lengths: Sequence[int], what: str) -> list[Any]:
-    """A pytree of tensors (batch, length, …) in slices of these lengths, one after the other along dimension 1; all that is
-    no tensor is in every slice. Raises BadInput naming `what` for a tensor of another length, and for a length below 1."""
+    """Split a pytree of tensors (batch, length, …) into slices of these lengths along dimension 1; every slice gets all
+    other leaves. Raises BadInput naming `what` for a tensor of another length, and for a slice length below 1."""
     return in_parts(value, len(lengths), lambda leaf: _cut(leaf, lengths, what))
 
 
@@ -121,26 +121,26 @@ def _cut(leaf: Tensor, lengths: Sequence[int], what: str) -> Sequence[Tensor]:
 
 
 def join_sequence(parts: Sequence[Any]) -> Any:
-    """Pytrees of tensors (batch, length, …), one a slice, as one of the whole sequence; of all else the first slice's."""
+    """Join pytrees of tensors (batch, length, …), one for each slice, to one of the whole sequence."""
     return joined(parts, lambda row: torch.cat(list(row), 1) if row[0].dim() > 1 else row[0])
 
 
 def shares_of_rows(rows: Sequence[int]) -> dict[int, float]:
-    """Microbatch → what it counts in the mean, where every row counts alike; {} where all have equally many."""
+    """Microbatch → its weight in the mean, such that every row has the same weight; {} where all have as many rows."""
     return {} if len(set(rows)) < 2 else {m: n * len(rows) / sum(rows) for m, n in enumerate(rows)}
 
 
 def slice_shares(counts: Sequence[float]) -> list[float]:
-    """What each slice's mean loss counts in its sequence's, given what the labels of each count: they sum to 1. All are 0
-    where no label counts: the loss of such a sequence is 0, as `CrossEntropy` has it."""
+    """The weight of each slice's mean loss in that of its sequence, from the weights of their labels; they sum to 1. All are
+    0 where no label counts: the loss of such a sequence is 0, as in `CrossEntropy`."""
     total = sum(counts)
     return [count / total if total else 0.0 for count in counts]
 
 
 @dataclass(frozen=True)
 class Cutting:
-    """How sequences are cut. count: into how many slices. lengths: of each, in proportion; (): all alike. sizes: how many
-    rows each microbatch has, in proportion; (): all as many."""
+    """How sequences are cut. count: the number of slices. lengths: of each slice, in proportion; (): all equal. sizes: rows
+    of each microbatch, in proportion; (): all equal."""
 
     count: int = 1
     lengths: tuple[float, ...] = ()
@@ -148,7 +148,7 @@ class Cutting:
 
     @classmethod
     def of(cls, problem: Problem) -> Cutting:
-        """That of a problem. Raises BadInput where it tells the lengths of other slices."""
+        """The cutting of a problem. Raises BadInput where lengths or sizes do not fit it."""
         if len(problem.slice_lengths) not in (0, problem.slices):
             raise BadInput(f"schedule: {len(problem.slice_lengths)} slice lengths for {problem.slices} slices")
         if problem.sizes and (len(problem.sizes) != problem.microbatches or min(problem.sizes) < 1):
@@ -159,19 +159,17 @@ class Cutting:
         return cls(problem.slices, problem.slice_lengths, tuple(size // least for size in problem.sizes))
 
     def tokens(self, length: int, what: str) -> list[int]:
-        """Tokens of each slice of a sequence, as `whole_tokens` has them. Raises BadInput naming `what` where there are more
-        slices than tokens."""
+        """Tokens of each slice, by `whole_tokens`. Raises BadInput naming `what` for more slices than tokens."""
         with prefixed(what):
             return list(whole_tokens(self.each, length))
 
     @property
     def each(self) -> tuple[float, ...]:
-        """How long each slice is, in proportion."""
+        """The length of each slice, in proportion."""
         return self.lengths or (1.0,) * self.count
 
     def parts(self, batch: Mapping[int, Any], what: str) -> Mapping[int, Any]:
-        """Microbatch → pytree of tensors (batch, length, …), as part → the same of its slice. Raises BadInput prefixed
-        `what`."""
+        """Microbatch → pytree (batch, length, …) to part → pytree of its slice. Raises BadInput prefixed `what`."""
         if self.count == 1:
             return batch
         return {m * self.count + i: part for m, value in batch.items() for i, part in enumerate(self._cut(value, what))}
@@ -193,7 +191,7 @@ class Cutting:
         return self.tokens(length, what)
 
     def shares(self, targets: Mapping[int, Any], shares: Mapping[int, float], counting: Counting) -> Mapping[int, float]:
-        """What each part of `targets` counts in the mean. shares: of each microbatch, {}: by its size."""
+        """The weight of each part of `targets` in the mean. shares: of each microbatch; {}: by its size."""
         shares = shares or shares_of_rows(self.sizes)
         if self.count == 1:
             return shares
@@ -213,12 +211,12 @@ class Cutting:
         counting: Counting,
         scale: float = 1.0,
     ) -> Data:
-        """What a step feeds in, of `parts` of inputs and targets. seed, scale: see `Data`; shares: see `shares`."""
+        """The data of a step, from `parts` of inputs and targets. seed, scale: see `Data`; shares: see `shares`."""
         shares = self.shares(targets, shares, counting)
         return Data(inputs, targets, seed, shares, scale, None if self.count == 1 else Uncounted)
 
     def joined(self, outputs: Mapping[int, Any]) -> dict[int, Any]:
-        """Part → pytree of tensors (batch, length, …), as microbatch → the same of the whole sequence."""
+        """From part → pytree of tensors (batch, length, …) to microbatch → pytree of the whole sequence."""
         if self.count == 1:
             return dict(outputs)
         rows: dict[int, list[Any]] = {}

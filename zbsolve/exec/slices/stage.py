@@ -1,4 +1,4 @@
-"""Slices on one stage: which of them runs, where it begins, the keys and values that it leaves, and what is compared."""
+"""Slices on one stage: which slice runs, where it begins, the keys and values that it leaves, and what is compared."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .store import SliceStore
 
 
 class StageSlices:
-    """The slices of a stage's microbatches, by the number of their part (see `cutting`). Where a slice begins follows from
-    the activations before: tensors (batch, length, …). compares: two microbatches of the steps 1, 2, 4, 8, …, each time
-    others, are compared with whole sequences when the step is over; those of other steps where they are longer than all
-    before, or layers changed to training. Until then what they gave the stage is kept, in copies that no meter counts."""
+    """The slices of a stage's microbatches, numbered as parts (see `cutting`). Where a slice begins follows from the lengths
+    of the activations before it: tensors (batch, length, …). compares: after steps 1, 2, 4, 8, …, two microbatches, other
+    ones each time, are compared with whole sequences; after other steps, microbatches that are longer than all before, or
+    that run with layers newly in training mode. Until then their activations are kept, in copies that no meter counts."""
 
     def __init__(self, cutting: Cutting, compares: bool = True) -> None:
         self.cutting, self.compares = cutting, compares
         self.store = SliceStore(cutting.count)
         self._ends: dict[int, list[int]] = {}
         self._given: dict[int, list[Any]] = {}  # microbatch → activations and targets of its slices
-        self._begun, self._next, self._steps = 0, 0, 1  # microbatches of this step; the first that it compares; its number
+        self._begun, self._next, self._steps = 0, 0, 1  # microbatches of this step; the first to compare; the step's number
         self._seen: dict[tuple[bool, ...], int] = {}  # see `_state` → tokens of the longest first slice
         self._trained = True
 
@@ -45,7 +45,7 @@ class StageSlices:
         microbatch, number = divmod(part, self.cutting.count)
         if self.compares:
             self._note(stage, microbatch, number, x, target)
-        if not number:  # nothing is left of a step that failed
+        if not number:  # drop what a failed step has left
             self.store.drop(microbatch)
         ends = self._ends.setdefault(microbatch, [0])
         del ends[number + 1 :]
@@ -61,7 +61,7 @@ class StageSlices:
         return self._steps & (self._steps - 1) == 0
 
     def _note(self, stage: Stage, microbatch: int, number: int, x: Any, target: Any) -> None:
-        """Keep what a slice gives the stage, where its microbatch is to be compared."""
+        """Keep the input of a slice, if its microbatch is to be compared."""
         if not number:
             turn = self._due and 0 <= self._begun - self._next < 2
             self._begun += 1
@@ -72,7 +72,7 @@ class StageSlices:
                 self._given[microbatch].append(copied((x, target)))
 
     def compare(self, stage: Stage) -> None:
-        """A step is over: compare what it kept. Raises BadInput (see `comparing.compare`)."""
+        """After a step: compare what was kept. Raises BadInput (see `comparing.compare`)."""
         rows = [row for row in self._given.values() if len(row) == self.cutting.count]
         if self._begun and self._due:
             self._next = (self._next + 2) % self._begun
@@ -84,13 +84,13 @@ class StageSlices:
             compare(stage.layers, stage.first, stage.loss, _whole(rows, with_loss), self.cutting, self._trained)
 
     def again(self, part: int) -> AbstractContextManager[None]:
-        """Run it once more inside, to be recomputed."""
+        """Run a slice's forward a second time inside, to recompute it."""
         microbatch, number = divmod(part, self.cutting.count)
         return self.store.forward(microbatch, number, self._ends[microbatch][number])
 
     @contextmanager
     def backward(self, part: int) -> Iterator[None]:
-        """Run its backward inside."""
+        """Run a slice's backward inside."""
         microbatch, number = divmod(part, self.cutting.count)
         with self.store.backward(microbatch, number):
             yield
@@ -98,7 +98,7 @@ class StageSlices:
             del self._ends[microbatch]
 
     def clear(self) -> None:
-        """Forget all microbatches: their step begins anew."""
+        """Drop all microbatches: their step begins again."""
         for microbatch in self._ends:
             self.store.drop(microbatch)
         self._ends.clear()
@@ -106,13 +106,13 @@ class StageSlices:
 
 
 def _state(stage: Stage) -> tuple[bool, ...]:
-    """Has it a loss, and which of its modules are in training?"""
+    """Has the stage a loss, and which of its modules are in training mode?"""
     return stage.loss is not None, *(module.training for layer in stage.layers for module in layer.modules())
 
 
 def _whole(rows: list[list[Any]], with_loss: bool) -> Sequences:
-    """The sequences of two microbatches, or one twice, of what their slices gave. Empties `rows`: long sequences are there
-    once."""
+    """Two microbatches (or one twice) as whole sequences, from the input of their slices. Empties `rows`, so that long
+    sequences are in memory only once."""
     joined = []
     while rows:
         x, target = zip(*rows.pop(0), strict=True)
@@ -137,13 +137,12 @@ class Slices(Part):
 
     @classmethod
     def of(cls, problem: Problem, rank: int, stages: Mapping[int, Any], compares: bool) -> Slices | None:
-        """The slices of the stages' microbatches; None where sequences are whole. compares: see `StageSlices`. Raises
-        BadInput."""
+        """The slices of these stages; None where sequences are not cut. compares: see `StageSlices`. Raises BadInput."""
         cutting = Cutting.of(problem)
         return None if cutting.count == 1 else cls(rank, stages, {s: StageSlices(cutting, compares) for s in stages})
 
     def around(self, kind: str, run: Run) -> Run:
-        """A pass finds the keys and values of its slice. Weight gradients need none."""
+        """Around a pass: make the keys and values of its slice available. Weight gradients need none."""
         plain = PLAIN.get(kind)
         if plain is None or (plain.adds_gradients and not plain.takes):
             return run
@@ -172,17 +171,15 @@ class Slices(Part):
                 raise RunFailed(f"rank {self.rank}, stage {s}: {one_line(error)}") from error
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Slices:
-        """The same slices of other microbatches. All rounds have one count of steps, so that few of them are compared."""
+        """Slices for a round of forwards. All rounds share one count of steps, so that few of them are compared."""
         self._rounds = self._rounds or {s: StageSlices(old.cutting, old.compares) for s, old in self.slices.items()}
         return Slices(self.rank, stages, self._rounds)
 
 
-def check_sliced(problem: Problem, split: str) -> None:
-    """Raise BadInput for a way to split the backward that does not go with slices."""
-    if problem.slices > 1 and split != "layers":
+def sliced_loss(problem: Problem, loss: Loss | None, split: str) -> Loss | None:
+    """The loss of the stages, for slices if the step has any. Raises BadInput for a `split` that does not go with slices."""
+    if problem.slices == 1:
+        return loss
+    if split != "layers":
         raise BadInput(f"split: '{split}' does not know slices, whose keys and values lie outside of a layer's graph")
-
-
-def sliced_loss(problem: Problem, loss: Loss | None) -> Loss | None:
-    """The loss of the stages, which run slices or not."""
-    return loss if loss is None or problem.slices == 1 else SliceLoss(loss)
+    return None if loss is None else SliceLoss(loss)

@@ -1,4 +1,4 @@
-"""Keys and values that slices leave on a stage for later slices, and the gradients that come back (SlimPipe, 2504.14519)."""
+"""Keys and values that slices leave on a stage for later slices, and their gradients (SlimPipe, arXiv 2504.14519)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ RUNS_AGAIN = "slices: a layer runs again in the backward (a checkpoint): recompu
 
 @dataclass(frozen=True, slots=True)
 class SliceRun:
-    """A forward of slice `number` of a microbatch. offset: the position of its first token. calls: one entry for each call
-    of attention so far."""
+    """A forward of slice `number` of a microbatch. offset: its first token's position. calls: the attention calls so far."""
 
     store: SliceStore
     microbatch: int
@@ -40,12 +39,12 @@ class SliceRun:
         if self.number and self.number - 1 not in chunks:
             where = f"slice {self.number} of microbatch {self.microbatch}"
             raise BadInput(f"slices: {where} runs, but slice {self.number - 1} has not run, or is gone")
-        if self.number in chunks:  # recomputed: the same numbers, which the layer holds now anyway
+        if self.number in chunks:  # recomputed: the same values, in memory that the layer holds anyway
             chunks[self.number].key, chunks[self.number].value = _kept(key), _kept(value)
         else:
             chunks[self.number] = Chunk(self.offset, _kept(key), _kept(value), rule.documents)
         y = attend(query, key, value, chunks, self.number, rule, lambda: self.store.helper)
-        if not torch.is_grad_enabled() and rule.window is not None:  # no backward comes: drop keys that no later slice sees
+        if not torch.is_grad_enabled() and rule.window is not None:  # without a backward, drop keys that no later slice sees
             first = chunks[self.number].end - rule.window + 1
             for number in [i for i, chunk in chunks.items() if chunk.end <= first and i != self.number]:
                 del chunks[number]
@@ -53,7 +52,7 @@ class SliceRun:
 
 
 class _Backward:
-    """While a backward runs, no layer may run forward: its keys would be taken for another slice's. Raises BadInput."""
+    """A backward that runs. No layer may run forward in it: its keys would be taken for another slice's. Raises BadInput."""
 
     @property
     def offset(self) -> int:
@@ -64,11 +63,11 @@ class _Backward:
 
 
 class SliceStore:
-    """What one stage holds for microbatches in `count` slices each. Every F of a slice runs in `forward`, in the order of
-    the slices; an X too, at any time before its backward. Every backward runs in `backward`, the last slice first. Other
-    microbatches' passes may come in between. A slice's keys are held until its own backward has run, their gradients (in
-    float32, or float64) from the microbatch's first backward on. Of a forward without gradients nothing is left behind the
-    last slice. helper: another rank that makes attention for the pass that runs, if one does (`exec.attention.Helping`)."""
+    """What one stage holds for microbatches in `count` slices each. Each F of a slice runs in `forward`, in the order of
+    slices; an X too, at any time before its backward. Each backward runs in `backward`, the last slice first. Passes of
+    other microbatches may come in between. A slice's keys are held until its own backward has run, their gradients (in
+    float32 or float64) from the microbatch's first backward on. Forwards without gradients hold nothing after the last
+    slice. helper: an `exec.attention.Helping`, if another rank computes attention for the current pass."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -77,13 +76,13 @@ class SliceStore:
         self._held: dict[tuple[int, int], dict[int, Chunk]] = {}
 
     def chunks(self, microbatch: int, call: int) -> dict[int, Chunk]:
-        """Slice → what it left at this call of attention; live."""
+        """Slice → its chunk at this call of attention. The mapping may be changed."""
         return self._held.setdefault((microbatch, call), {})
 
     @contextmanager
     def forward(self, microbatch: int, number: int, offset: int) -> Iterator[None]:
-        """Run the forward of a slice inside, once more to recompute it. offset: the position of its first token. Raises
-        BadInput where the slice before has not run, and where slices call attention differently often."""
+        """Run the forward of a slice inside, or recompute it. offset: the position of its first token. Raises BadInput
+        where the slice before has not run, and where slices call attention a different number of times."""
         run = SliceRun(self, microbatch, number, offset, [])
         with running_slice(run):
             yield
@@ -99,9 +98,9 @@ class SliceStore:
 
     @contextmanager
     def backward(self, microbatch: int, number: int) -> Iterator[None]:
-        """Run the backward of a slice inside (B, or BW): afterwards its keys are gone. It must run through the layers even
-        where the gradient given is 0, because later slices' gradients go out this way. Raises BadInput where it did not, and
-        where a later slice's backward is still to come."""
+        """Run the backward of a slice inside (B, or BW); it frees the slice's keys. It must go through the layers even where
+        the given gradient is 0, since the gradients of later slices enter there. Raises BadInput where it did not, and where
+        the backward of a later slice has not run."""
         held = [chunks for (m, _), chunks in self._held.items() if m == microbatch]
         if any(other > number for chunks in held for other in chunks):
             raise BadInput(f"slices: the backward of slice {number} of microbatch {microbatch} runs before a later one's")
@@ -114,18 +113,18 @@ class SliceStore:
             raise BadInput(f"slices: gradients of slice {number} of microbatch {microbatch} were not taken by its backward")
 
     def drop(self, microbatch: int) -> None:
-        """Forget a microbatch, such as one whose step failed."""
+        """Drop a microbatch, such as one whose step failed."""
         for key in [k for k in self._held if k[0] == microbatch]:
             del self._held[key]
 
 
 def _kept(tensor: Tensor) -> Tensor:
-    """The tensor without a graph. A part of something larger is copied where that something goes (recompute, offload)."""
+    """The tensor without a graph. If recompute or offload frees the larger storage that it is part of, a copy."""
     plain = tensor.detach()
     part = plain.untyped_storage().nbytes() > plain.numel() * plain.element_size()
     return plain.clone() if part and saving_hooked() else plain
 
 
 def gradient_bytes(key: Tensor) -> int:
-    """Bytes of a gradient of keys or values like these, as it is gathered."""
+    """Bytes of the gradient of such keys or values, in the dtype of its sum."""
     return key.numel() * exact(key.dtype).itemsize

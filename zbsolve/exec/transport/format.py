@@ -8,6 +8,7 @@ tensor; the receiving coordinate rebuilds the DTensor on its own slice of the me
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -181,8 +182,7 @@ class Format:
 
 
 def send_value(wires: Wires, value: Any, destination: int, mesh: DeviceMesh | None = None) -> None:
-    """Send a pytree of tensors and plain values outside of a step, through host memory. mesh: the pipeline's. Raises
-    BadInput, LostRank."""
+    """Send a pytree outside of a step, through host memory. mesh: the pipeline's. Raises BadInput, LostRank."""
     for work, _ in begin_value(wires, value, destination, mesh):
         wires.wait(work, destination)
 
@@ -228,6 +228,9 @@ def _shown(value: Any) -> str:
 
 
 def _tensor_format(tensor: Tensor) -> TensorFormat:
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else "sparse"
+        raise BadInput(f"makes a {kind} tensor, which cannot be sent: hand on a dense one, or the tensors in it")
     if type(tensor) in PLAIN_TYPES or not is_dtensor(tensor):
         return TensorFormat(tensor.shape, tensor.dtype, tensor.requires_grad)
     return TensorFormat(local(tensor).shape, tensor.dtype, tensor.requires_grad, Layout.of(tensor))
@@ -252,7 +255,8 @@ def _dumped(spec: TreeSpec) -> str:
     try:
         return treespec_dumps(spec)
     except NotImplementedError as error:
-        raise BadInput(f"a structure that cannot be sent: {error}") from None
+        why = re.split(r" because|\. Please", str(error))[0]
+        raise BadInput(f"a structure that cannot be sent: {why}: hand on tuples, lists and dicts") from None
 
 
 def _layout_dumped(layout: Layout, whole: DeviceMesh | None) -> list[Any]:

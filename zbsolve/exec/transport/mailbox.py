@@ -22,7 +22,7 @@ from .shared_memory import ReceiveWork
 from .wires import FORMATS, Wires, reason
 
 POLL_SECONDS = 0.001  # between two checks of what was sent
-SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # up to so many sends, each so small, are not worth a check
+SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # up to 16 sends of at most 4 KiB are not worth a check
 Key = tuple[tuple[int, ...], int]  # a channel, and the number of the input's shape
 
 
@@ -205,8 +205,7 @@ class Mailbox:
             self._receive(waiting.popleft(), agreed)
 
     def receive(self, message: Message) -> None:
-        """On a GPU, launch all that receives the message. Waits for its format where that is not known yet. Raises
-        LostRank."""
+        """On a GPU, launch all that receives the message, once its format is known. Raises LostRank."""
         if self._rows is not self._host:
             with _waiting(message):
                 self._rows.receive(message, self._known(message)[0])
@@ -216,8 +215,7 @@ class Mailbox:
         return message not in self._posted or self._host.here(self._posted[message][0])
 
     def take(self, message: Message) -> tuple[Any, Any]:
-        """Wait for a message. Returns its value, and when it arrived: monotonic ns, or a mark of the device. Raises
-        LostRank."""
+        """Wait for a message. Returns its value and its arrival: monotonic ns, or a mark. Raises LostRank."""
         with _waiting(message):
             coming, agreed = self._known(message)
             del self._posted[message]

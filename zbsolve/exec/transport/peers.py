@@ -99,8 +99,7 @@ class Peers:
         call_beside([self.wires.abort, *self.beside])
 
     def wait(self, work: Any, what: str) -> None:
-        """Wait for a collective of all ranks. One that is done already may be waited for even after the pipeline has failed.
-        Raises LostRank naming `what`."""
+        """Wait for a collective of all ranks; a done one is valid even after a failure. Raises LostRank naming `what`."""
         with self._told(what):
             self.wires.wait(work, timeout=self.timeout)
 
@@ -251,8 +250,7 @@ def _machine() -> str:
 
 def shared_cells(wires: Wires, shape: tuple[int, ...], what: str) -> Cells:
     """An array of zeros in memory that all ranks share; all of them call this. Rank 0 makes a file for it and deletes its
-    name once all have mapped it. Raises BadInput naming `what` where a rank does not find the file: it is on another
-    machine."""
+    name once all have mapped it. Raises BadInput naming `what` where a rank is on another machine."""
     others = range(1, wires.size) if wires.rank == 0 else ()
     with nullcontext() if wires.rank else temporary_folder("cells") as folder:
         if folder is None:

@@ -36,7 +36,7 @@ MAX_POLL_MS = 2**31 - 1
 SPIN_NS = 50_000  # to poll for a message before sleeping: after a sleep a small pass takes some 30 µs longer
 READ_BYTES = 16 * SLOT.size
 MIN_SLOT, FIRST_SIZE = 64, 1 << 16  # bytes of a slot, and of the file at first
-UNREPORTED_BYTES = 1 << 14  # of freed slots until the sender is told: a write for each message would cost too much
+UNREPORTED_BYTES = 1 << 14  # of freed slots before the sender is informed: a write per message would cost too much
 PEER_FILES = 1, 4  # of the sender's files, the ends of pipes that the other process uses
 LARGE_BYTES, PARTS = 1 << 20, 4  # messages of this size and more go in parts, so that both ends copy at the same time
 WORDS = 2 + PARTS  # in the pipe for one message at most: also its format, and the shape numbers of a step
@@ -135,7 +135,7 @@ class ShmSender:
                 return
 
     def _slot(self, wanted: int) -> int:
-        """A slot of so many bytes: a free one, or a new one at the end of the file."""
+        """A slot of `wanted` bytes: a free one, or a new one at the end of the file."""
         free = self._free.setdefault(wanted, [])
         if not free:
             self._collect_freed()
@@ -195,8 +195,7 @@ class ShmReceiver:
         return None
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> ReceiveWork:
-        """Like a backend's `recv`: receive the next message of this tag, after those asked for already, into this contiguous
-        CPU tensor."""
+        """Like a backend's `recv`: receive the next message of this tag into this contiguous CPU tensor."""
         work = ReceiveWork(self, tensors[0], tag)
         self._asked[tag].append(work)
         return work
@@ -238,7 +237,7 @@ class ShmReceiver:
 
     def _report_freed(self) -> None:
         written: int | None = len(self._emptied)
-        with suppress(BrokenPipeError):  # the sender may be gone; its messages are here all the same
+        with suppress(BrokenPipeError):  # the sender may be gone; its messages are still here
             written = self._freed.write(self._emptied)  # None: the pipe is full; report with the next message
         self._emptied, self._unreported = self._emptied[written or 0 :], 0
 

@@ -246,8 +246,7 @@ def end_connection(backend: Any, other: int, device: torch.device = CPU) -> None
 
 
 def break_off_groups(groups: Iterable[Any], device: torch.device) -> None:
-    """Break this rank's connections over process groups with tensors on `device`, so that none of their other ranks
-    waits for it."""
+    """Break this rank's connections over groups with tensors on `device`, so that no rank waits for it."""
     if device.type == "cuda":
         abort(backend_of(group, device) for group in groups)
         return

@@ -1,17 +1,17 @@
-"""What a model must say so that its vocabulary can be split over ranks: where its weights are, and what its loss is.
+"""What a model must declare so that its vocabulary can be sharded: where its weights are, and what its loss is.
 
 The last layer is an nn.Linear, an nn.Sequential that ends with one, or a module with a method
 
     def output_layer(self) -> tuple[str, float]:
         return "output", 30.0  # the name of its nn.Linear inside it, and the soft cap behind that (0.0: none)
 
-Nothing else may come behind the nn.Linear; what comes before it is the module's own. The first layer, where the embedding is
-to be split too, is an nn.Embedding, an nn.Sequential that begins with one, or a module with a method
+Nothing else may come after the nn.Linear; everything before it is the module's own. If the embedding is sharded too, the
+first layer is an nn.Embedding, an nn.Sequential that begins with one, or a module with a method
 
     def token_embedding(self) -> tuple[str, float]:
-        return "token", 1.0  # the name of its nn.Embedding inside it, and what that multiplies vectors by
+        return "token", 1.0  # the name of its nn.Embedding inside it, and the factor of its vectors
 
-It calls the nn.Embedding once, with the tokens that it is given; what comes behind it is the module's own.
+It calls the nn.Embedding once, with the tokens that it is given; everything after it is the module's own.
 
 The loss is a `CrossEntropy`, torch's `cross_entropy` or an nn.CrossEntropyLoss of it, as it is or by functools.partial.
 """
@@ -34,8 +34,8 @@ KNOWN = "a sharded vocabulary knows zbsolve.exec.CrossEntropy, torch's cross_ent
 
 
 def recognised(layer: nn.Module, loss: object, number: int) -> tuple[str, CrossEntropy]:
-    """Where the output layer is inside the model's last layer ("": it is that), and the loss of its logits, soft cap and
-    all. number: the last layer's. Raises BadInput for a layer or a loss that a sharded vocabulary does not know."""
+    """The path of the output layer inside the model's last layer ("": the layer itself), and the loss of its logits with the
+    soft cap. number: of the last layer. Raises BadInput for a layer or a loss that a sharded vocabulary does not know."""
     kind, where = kind_of(loss), f"layer {number}: {type(layer).__name__}"
     name, stated = _place(layer, nn.Linear, -1, "output_layer", where)
     _inside(layer, name, nn.Linear, where)
@@ -46,8 +46,8 @@ def recognised(layer: nn.Module, loss: object, number: int) -> tuple[str, CrossE
 
 
 def embedding_of(layer: nn.Module, number: int) -> tuple[str, float]:
-    """Where the embedding is inside the model's first layer ("": it is that), and what it multiplies vectors by. number: the
-    first layer's. Raises BadInput for a layer that a sharded vocabulary does not know."""
+    """The path of the embedding inside the model's first layer ("": the layer itself), and the factor of its vectors.
+    number: of the first layer. Raises BadInput for a layer that a sharded vocabulary does not know."""
     where = f"layer {number}: {type(layer).__name__}"
     name, stated = _place(layer, nn.Embedding, 0, "token_embedding", where)
     embedding, scale = _inside(layer, name, nn.Embedding, where, stated is not None), 1.0 if stated is None else stated
@@ -61,7 +61,7 @@ def embedding_of(layer: nn.Module, number: int) -> tuple[str, float]:
 
 
 def kind_of(loss: object) -> CrossEntropy:
-    """What a loss is. Raises BadInput for one that a sharded vocabulary does not know."""
+    """A loss as a `CrossEntropy`. Raises BadInput for one that a sharded vocabulary does not know."""
     if loss is None:
         raise BadInput("loss: none is given, and a sharded vocabulary needs one on every rank")
     if isinstance(loss, partial):
@@ -85,7 +85,7 @@ def _partial(loss: partial[Any]) -> CrossEntropy:
 
 
 def _of_options(options: Mapping[str, Any]) -> CrossEntropy:
-    """What torch's cross entropy is with these. Raises BadInput."""
+    """torch's cross entropy with these options. Raises BadInput."""
     if options.get("weight") is not None:
         raise BadInput("loss: cross_entropy with a weight of each class: a sharded vocabulary knows none")
     if options.get("reduction", "mean") != "mean":
@@ -98,8 +98,8 @@ def _of_options(options: Mapping[str, Any]) -> CrossEntropy:
 
 
 def _place(layer: nn.Module, wanted: type, at: int, method: str, where: str) -> tuple[str, float | None]:
-    """The name of the wanted module inside a layer: it is that, it is a Sequential with it at place `at`, or its method
-    says so, with a number. Raises BadInput."""
+    """The name of the wanted module inside a layer: the layer itself, entry `at` of a Sequential, or the answer of its
+    method `method`, with a number. Raises BadInput."""
     if type(layer) is wanted:
         return "", None
     if type(layer) is nn.Sequential and len(layer):
@@ -112,7 +112,7 @@ def _place(layer: nn.Module, wanted: type, at: int, method: str, where: str) -> 
 
 
 def _inside(layer: nn.Module, name: str, wanted: type[nn.Module], where: str, derived: bool = False) -> Any:
-    """The module called `name`. derived: a subclass will do. Raises BadInput where it is not of the class `wanted`, or where
+    """The module called `name`. derived: a subclass is allowed. Raises BadInput where it is not of class `wanted`, or where
     its weight is computed."""
     try:
         module = layer.get_submodule(name)

@@ -1,5 +1,5 @@
 """From a model's layers to one rank's shard of its vocabulary: rows of the output layer and of the embedding are cut out,
-and each rank looks up the words that it has (arXiv 2411.05288, section 6)."""
+and each rank looks up the tokens in its rows (arXiv 2411.05288, section 6)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from ...models.model import Place
 from ...problem import Problem
 from ...util.errors import BadInput
 from ..backward.deferral import accumulate
-from ..base.torch_private import default_group
-from ..base.values import Layout, full, local
+from ..base.values import Layout, full
 from ..check import Value
-from ..connecting import Given, Own
+from ..connecting import Given, Own, Whole
 from .loss import embedding_of, recognised
 from .shard import OutputShard, readable, shard_rows
 
-NAMES = ("input_ids", "ids", "tokens")  # of tokens in a batch that is a dict
+NAMES = ("input_ids", "ids", "tokens")  # keys of the tokens in a batch that is a dict
 
 
 class EmbeddingShard(NamedTuple):
-    """Rows first … first + w − 1 of an embedding of `vocabulary` rows: weight (w, h), which may be an output shard's too.
-    padding: the token whose row gets no gradient. scale: of its vectors, in the weight's type (√h in Gemma)."""
+    """Rows first … first + w − 1 of an embedding of `vocabulary` rows: weight (w, h), which may also be an output shard's.
+    padding: the token whose row gets no gradient. scale: factor of its vectors, in the weight's dtype (√h in Gemma)."""
 
     weight: nn.Parameter
     first: int
@@ -39,7 +38,7 @@ class EmbeddingShard(NamedTuple):
 
 
 def tokens_of(inputs: Any) -> Tensor:
-    """A microbatch's tokens: its input, or one of it that is a dict. Raises BadInput."""
+    """A microbatch's tokens: its input, or an entry of it if that is a dict. Raises BadInput."""
     tokens = inputs
     if isinstance(inputs, Mapping):
         tokens = next((inputs[name] for name in NAMES if name in inputs), None)
@@ -54,9 +53,9 @@ def tokens_of(inputs: Any) -> Tensor:
 
 
 def look_up(shard: EmbeddingShard, tokens: Tensor) -> Tensor:
-    """tokens (…), whole numbers → vectors (…, h) of the weight's type, zeros where a token is another shard's. It keeps
-    nothing and allocates its result and one such temporary. Raises BadInput for a token that the vocabulary does not have;
-    on a device other than the CPU its vector is NaN instead, so that nothing waits for the device."""
+    """tokens (…), integers → vectors (…, h) in the weight's dtype, zeros where a token is in another shard. It keeps
+    nothing, and allocates its result and one temporary tensor of that size. Raises BadInput for a token outside of the
+    vocabulary; on a GPU its vector is NaN instead, so that nothing waits for the device."""
     wrong = (tokens < 0) | (tokens >= shard.vocabulary)
     if readable(tokens) and wrong.any():
         raise BadInput(f"tokens: {int(tokens[wrong][0])} is not in a vocabulary of {shard.vocabulary} words")
@@ -75,8 +74,8 @@ def look_up(shard: EmbeddingShard, tokens: Tensor) -> Tensor:
 
 
 def add_gradient(shard: EmbeddingShard, tokens: Tensor, gradient: Tensor) -> None:
-    """Adds the gradient of the rows here to `.grad`. gradient: of the whole embedding's output, (…, h), the same on all
-    shards. Another gradient of the weight's size is there while it runs, as it is in autograd."""
+    """Add the gradient of the shard's rows to `.grad`. gradient: of the whole embedding's output, (…, h), the same on all
+    shards. Allocates another gradient of the weight's size meanwhile, as autograd does."""
     if not shard.weight.requires_grad:
         return
     with torch.no_grad():
@@ -85,7 +84,7 @@ def add_gradient(shard: EmbeddingShard, tokens: Tensor, gradient: Tensor) -> Non
         outside = (local < 0) | (local >= width)
         if shard.padding is not None:
             outside |= tokens == shard.padding
-        # One row more stands for all tokens outside, and counts as padding: the kernel leaves it out.
+        # A further row stands for all tokens outside, and is the padding row, which the kernel leaves out.
         index = local.masked_fill(outside, width)
         gradient = gradient.to(shard.weight.dtype)
         if shard.scale != 1:
@@ -98,8 +97,8 @@ NAME = "vocabulary"  # of a shard among a rank's modules
 
 
 class Homes(NamedTuple):
-    """Which ranks a sharded vocabulary talks to. rank, size: this one's place. stages: of the model. routes: the ranks that
-    microbatches visit (see `Problem.routes`). barriers: 1 or 2, algorithm 2 or 1."""
+    """The ranks of a sharded vocabulary. rank, size: this one, and their number. stages: of the model. routes: see
+    `Problem.routes`. barriers: 1 or 2 (algorithm 2 or 1)."""
 
     rank: int
     size: int
@@ -117,7 +116,7 @@ class Homes(NamedTuple):
 
 
 def sharded_layers(problem: Problem, count: int) -> list[int]:
-    """The numbers of the layers, of `count`, that every rank has a shard of; none where the vocabulary is whole."""
+    """The numbers of the layers, of `count`, of which every rank has a shard; [] where the vocabulary is not sharded."""
     if not barriers_of(problem):
         return []
     return sorted({count - 1, *([0] if "VE" in problem.passes.kinds else [])})
@@ -125,8 +124,8 @@ def sharded_layers(problem: Problem, count: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """One rank's shard as it comes out of a model. module: its parameters under names of their own; places: such a name →
-    where the model has it; shape: of all rows."""
+    """One rank's shard, taken out of a model. module: its parameters under names of their own; places: such a name → the
+    parameter's places in the model; shapes: such a name → the shape of all rows."""
 
     homes: Homes
     output: OutputShard
@@ -136,13 +135,13 @@ class Shard:
     shapes: Mapping[str, torch.Size]
 
     def has(self, group: Sequence[Place]) -> bool:
-        """Are these places, which hold one parameter, of the shard?"""
+        """Is this group of places, which hold the same parameter, in the shard?"""
         return any(tuple(place) in own for own in self.places.values() for place in group)
 
 
 def with_shard(own: Own, given: Given) -> Own:
-    """The same with this rank's shard of a vocabulary, which is cut out of the `sharded_layers`, also of those that are not
-    the rank's. Of those that are, what is left stays. Raises BadInput."""
+    """`own` with this rank's shard of a vocabulary. It is cut out of the `sharded_layers`, including those that other ranks
+    own; of the rank's own ones, the rest stays. Raises BadInput."""
     problem, names, last, layers = own.view.step, own.names, len(own.names) - 1, dict(own.layers)
     sharded = sharded_layers(problem, len(names))
     if not sharded:
@@ -166,11 +165,12 @@ def with_shard(own: Own, given: Given) -> Own:
     kept = {i: layer for i, layer in layers.items() if names[i] in own.module}
     whole = nn.ModuleDict({names[i]: layer for i, layer in kept.items()} | {NAME: module})
     tied = tuple(group for group in own.tied if not shard.has(group))
-    return replace(own, layers=kept, module=whole, tied=tied, loss=None, made={**own.made, Shard: shard})
+    made, known = {**own.made, Shard: shard}, WholeVocabulary(shard, names, given.group, given.device)
+    return replace(own, layers=kept, module=whole, tied=tied, loss=None, made=made, whole=known)
 
 
 class _Rows(nn.Module):
-    """The rows of one rank of `ranks`, of some parameters of a model, as parameters."""
+    """The rows of one rank of `ranks`, from some parameters of a model, as parameters."""
 
     weight: nn.Parameter
 
@@ -181,7 +181,7 @@ class _Rows(nn.Module):
         self.shapes: dict[str, torch.Size] = {}
 
     def cut(self, name: str, parameter: nn.Parameter, place: Place) -> int:
-        """Cut them out of the parameter at `place`, as `name`. The number of the first. Raises BadInput."""
+        """Cut the rows out of the parameter at `place`, as `name`. Returns the number of the first. Raises BadInput."""
         rows = shard_rows(len(parameter), self.ranks, self.rank)
         part = parameter.detach()[rows.start : rows.stop].to(self.device).clone()
         setattr(self, name, nn.Parameter(part, requires_grad=parameter.requires_grad))
@@ -190,8 +190,8 @@ class _Rows(nn.Module):
 
 
 def _embedding(module: _Rows, layers: dict[int, nn.Module], tied: Sequence[Sequence[Place]]) -> EmbeddingShard:
-    """The rank's rows of the embedding in layer 0, which is there without it afterwards. Where it is tied to the output
-    layer, both have one parameter. Raises BadInput."""
+    """The rank's rows of the embedding, which is removed from layer 0. If it is tied to the output layer, both have the same
+    parameter. Raises BadInput."""
     path, scale = embedding_of(layers[0], 0)
     whole: Any = layers[0].get_submodule(path)
     place, (other,) = (0, _inside(path, "weight")), module.places["weight"]
@@ -207,7 +207,7 @@ def _embedding(module: _Rows, layers: dict[int, nn.Module], tied: Sequence[Seque
 
 
 def _check_tied(places: Mapping[str, Sequence[Place]], tied: Sequence[Sequence[Place]]) -> None:
-    """Raise BadInput where a parameter that is sharded is tied to one that is not."""
+    """Raise BadInput where a sharded parameter is tied to one that is not sharded."""
     own = {place for group in places.values() for place in group}
     for group in ([(i, name) for i, name in pairs] for pairs in tied):
         here, others = own.intersection(group), sorted(set(group) - own)
@@ -224,12 +224,12 @@ def _inside(path: str, name: str) -> str:
 
 
 class Passing:
-    """What goes around a part of a layer that is not there, while the layer's forward runs."""
+    """A tensor on its way around a removed part of a layer, while the layer's forward runs."""
 
     value: Tensor | None = None
 
     def taken(self) -> Tensor:
-        """It, once. Raises BadInput where nothing came."""
+        """The tensor, once. Raises BadInput where there is none."""
         tensor, self.value = self.value, None
         if tensor is None:
             raise BadInput("its forward does not call its output layer or embedding once: a sharded vocabulary needs that")
@@ -237,8 +237,8 @@ class Passing:
 
 
 class Standing(nn.Module):
-    """Stands where an output layer was: its input is what the whole layer gives. looks_up: where an embedding was: it gives
-    vectors that come in with the tokens."""
+    """Takes the place of an output layer: its input is the output of the whole layer. looks_up: of an embedding: it returns
+    the vectors that are given with the tokens."""
 
     def __init__(self, passing: Passing, looks_up: bool = False) -> None:
         super().__init__()
@@ -252,21 +252,21 @@ class Standing(nn.Module):
 
 
 def without_output(layer: nn.Module, path: str) -> nn.Module:
-    """A copy of `layer`, with the same parameters, that gives what goes into its output layer at `path` ("": itself)."""
+    """A copy of `layer` with the same parameters that returns the input of its output layer at `path` ("": itself)."""
     if not path:
         return nn.Identity()
     passing, forward = Passing(), type(layer).forward
 
     def run(self: Any, x: Any) -> Tensor:
-        forward(self, x)  # what comes behind the output layer is of no use
+        forward(self, x)  # its result is not used
         return self._passing.taken()
 
     return _around(_copied(layer, path, Standing(passing)), run, passing)
 
 
 def without_embedding(layer: nn.Module, path: str) -> nn.Module:
-    """A copy of `layer`, with the same parameters, that takes (input, vectors) in place of its input; the embedding at
-    `path` ("": itself) is not there."""
+    """A copy of `layer` with the same parameters but without the embedding at `path` ("": itself). It takes (input, vectors)
+    in place of the input."""
     passing = Passing()
     vectors = Standing(passing, looks_up=True)
     bare = _copied(layer, path, vectors) if path else nn.Sequential(vectors)
@@ -280,7 +280,7 @@ def without_embedding(layer: nn.Module, path: str) -> nn.Module:
 
 
 def _around(layer: nn.Module, forward: Any, passing: Passing) -> nn.Module:
-    """The layer, of a class of its own. (Hooks would do, but graphs do not run hooks.)"""
+    """The layer, in a class of its own with this forward. (Hooks would do, but graphs do not run them.)"""
     kind: Any = type(layer)
     layer._passing = passing  # type: ignore[assignment]
     layer.__class__ = type(kind.__name__, (kind,), {"forward": forward})
@@ -288,66 +288,39 @@ def _around(layer: nn.Module, forward: Any, passing: Passing) -> nn.Module:
 
 
 def _copied(layer: nn.Module, path: str, other: nn.Module) -> nn.Module:
-    """The layer with `other` at `path`. All its modules are new, but parameters and buffers are the same."""
+    """The layer with `other` at `path`. All its modules are new; parameters and buffers are the same."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
     return deepcopy(layer, memo | {id(layer.get_submodule(path)): other})
 
 
-class WholeVocabulary:
-    """The parameters of a rank's shard as parts of the whole model's. shard: None where the vocabulary is whole, and all
-    names and values are as they are. names: of all layers. group: the pipeline's process group, None for the default one."""
+class WholeVocabulary(Whole):
+    """Maps the parameters of a rank's shard. names: of all layers. group: the pipeline's process group."""
 
-    def __init__(self, shard: Shard | None, names: Sequence[str], group: Any, device: torch.device) -> None:
+    def __init__(self, shard: Shard, names: Sequence[str], group: Any, device: torch.device) -> None:
+        super().__init__({f"{NAME}.{own}": [f"{names[i]}.{path}" for i, path in at] for own, at in shard.places.items()})
         self.shard, self.group, self.device = shard, group, device
-        self.places = {} if shard is None else shard.places
-        self.keys = {f"{NAME}.{own}": [f"{names[i]}.{path}" for i, path in at] for own, at in self.places.items()}
-        self._own = {key: own.removeprefix(f"{NAME}.") for own, keys in self.keys.items() for key in keys}
 
     @cached_property
     def _mesh(self) -> Any:
         from torch.distributed.device_mesh import DeviceMesh
 
-        return DeviceMesh.from_group(default_group() if self.group is None else self.group, self.device.type)
-
-    def has(self, name: str) -> bool:
-        """Is this name of the whole model a shard's parameter?"""
-        return name in self._own
-
-    def part(self, name: str) -> nn.Parameter:
-        """This rank's part of it."""
-        assert self.shard is not None
-        return self.shard.module.get_parameter(self._own[name])
-
-    def whole_names(self, names: Sequence[str]) -> list[str]:
-        """A parameter's names among this rank's modules → those that it has in the whole model."""
-        return [key for name in names for key in self.keys.get(name, [name])]
+        return DeviceMesh.from_group(self.group, self.device.type)
 
     def spread(self, name: str, part: Tensor) -> Any:
-        """This rank's `part` of the parameter `name`, as a DTensor of the whole one's shape; of others as it is."""
         from torch.distributed.tensor import Shard as Rows
 
-        if self.shard is None or not self.has(name):
+        if name not in self.cut:
             return part
-        return Layout(self._mesh, (Rows(0),), self.shard.shapes[self._own[name]]).whole(part.detach())
-
-    def state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A state dict of this rank's modules, with the whole model's names and DTensors for the shard's."""
-        whole: dict[str, Any] = {name: value for name, value in state.items() if name not in self.keys}
-        for own, keys in self.keys.items():
-            whole |= dict.fromkeys(keys, self.spread(keys[0], state[own]))
-        return whole
-
-    def own_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The other way round."""
-        own_values = {name: value for name, value in state.items() if not self.has(name)}
-        return own_values | {own: local(state[keys[0]]) for own, keys in self.keys.items()}
+        own = self.cut[name].removeprefix(f"{NAME}.")
+        if part.shape != self.shard.module.get_parameter(own).shape:
+            raise BadInput(f"{name}, which is sharded, has another shape: {tuple(part.shape)}")
+        return Layout(self._mesh, (Rows(0),), self.shard.shapes[own]).whole(part.detach())
 
     def values(self, what: Callable[[nn.Parameter], Tensor | None]) -> dict[Place, Value]:
-        """Place in the whole model → what `what` gives of the whole parameter. All ranks call this together."""
         compared: dict[Place, Value] = {}
-        for own, places in self.places.items():
+        for own, places in self.shard.places.items():
             name, *_ = self.keys[f"{NAME}.{own}"]
-            if (p := self.part(name)).requires_grad:
+            if (p := self.shard.module.get_parameter(own)).requires_grad:
                 part = what(p)
                 whole = None if part is None else full(self.spread(name, part))
                 compared |= dict.fromkeys(places, Value(whole, p.dtype))

@@ -1,12 +1,12 @@
-"""One rank's shard of a vocabulary: what its passes make of each microbatch, and what they send to the other shards.
+"""One rank's shard of a vocabulary: what its passes compute for each microbatch, and what they send to other shards.
 
-The last stage's rank broadcasts hidden states and gets the sum of the shards' input gradients. Statistics of labels go from
-each shard to all. Where the input embedding is sharded too, the first stage's rank gets the sum of the shards' look-ups, and
-broadcasts its gradient. Sums are made in the type of what is sent.
+The last stage's rank broadcasts hidden states, and receives the sum of the shards' input gradients. Each shard sends its
+statistics of labels to all. If the input embedding is sharded too, the first stage's rank receives the sum of the shards'
+look-ups, and broadcasts its gradient. Sums have the dtype of what is sent.
 
-All ranks begin their collectives in one order, that of the schedule, whatever their kinds: NCCL's kernels wait for their
-peers on the device, so communicators whose collectives ranks begin in orders that differ may wait for each other for ever
-(NCCL's user guide, "Using multiple NCCL communicators concurrently").
+All ranks start their collectives in the schedule's order, across all kinds. NCCL's kernels wait for their
+peers on the device; if ranks started collectives of several communicators in different orders, they could wait for each
+other for ever (NCCL's user guide, "Using multiple NCCL communicators concurrently").
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ...util.errors import BadInput
 from ..base.handler import Graph, Handler, side_work_of
 from ..base.part import Part, RankState, Run, share_of_loss
 from ..base.program import Action
-from ..base.torch_private import default_group
 from ..choices import BACKENDS
 from ..connecting import Connecting
 from ..device.copying import SideWork
@@ -37,23 +36,23 @@ STREAM = "collectives"
 
 
 def _nothing() -> None:
-    """What a rank does by itself behind most collectives."""
+    """Called after most collectives, where nothing is left to do."""
 
 
 class Collectives(SideWork):
-    """The collectives of one rank. group: the process group that is theirs alone. timeout: to wait for any of them.
-    emulated: the device (`emulate.EmulatedDevice`) whose time they take, where there is one."""
+    """The collectives of one rank. group: their own process group. timeout: to wait for any of them. emulated: the device
+    (`emulate.EmulatedDevice`) whose times they take, if any."""
 
     def __init__(self, group: Any, device: torch.device, timeout: timedelta, emulated: Any = None) -> None:
-        # Beyond the group's own time, which knows what it waited for.
+        # Longer than the group's own timeout, whose error names what was waited for.
         super().__init__(device, timeout.total_seconds() + 1.0, device.type == "cuda")
         self.group, self.timeout, self._emulated = group, timeout, emulated
-        self._untimed: dict[str, bool] = {}  # in the order in which an emulated device runs them → do they wait for others?
+        self._untimed: dict[str, bool] = {}  # pass, in the emulated device's order → does it wait for other ranks?
 
     @classmethod
     def of(cls, group: Any, device: torch.device, timeout: timedelta, emulated: Any = None) -> Collectives:
-        """Those of a pipeline's process group. All its ranks call this. Raises TimeoutError where one does not, on a GPU."""
-        ranks = dist.get_process_group_ranks(default_group() if group is None else group)
+        """The collectives of a pipeline's process group; all its ranks call this. On a GPU may raise TimeoutError."""
+        ranks = dist.get_process_group_ranks(group)
         own = dist.new_group(
             ranks, timeout, BACKENDS[device.type], use_local_synchronization=True, group_desc="zbsolve vocabulary"
         )
@@ -61,7 +60,7 @@ class Collectives(SideWork):
         return cls(own, device, timeout, emulated)
 
     def in_real_time(self) -> Collectives:
-        """The same group, where no emulated device takes time."""
+        """The same group without an emulated device."""
         return self if self._emulated is None else Collectives(self.group, self.device, self.timeout)
 
     def begin_step(self, marks: Any) -> None:
@@ -70,53 +69,53 @@ class Collectives(SideWork):
         self._untimed.clear()
 
     def begin(self, name: str, work: Callable[[], None], over: Callable[[], None] = _nothing, waits: bool = True) -> None:
-        """Begin what `work` does with the group, for pass `name`, behind all that was begun before. `over` follows when it
-        is settled. waits: for what other ranks must do before; else this rank's part takes its device's time without them.
-        Never waits itself."""
+        """Start `work`, which uses the group, for pass `name`, after all earlier work; `over` is called when it is settled.
+        waits: must other ranks do something first? If not, this rank's part takes its device's time alone. Never
+        waits itself."""
         self.start(name, STREAM, work, over)
         self._untimed[name] = waits
 
     def settle(self, name: str, sure: bool = True) -> None:
-        """As `SideWork`, in an emulated device's time. Raises LostRank too."""
+        """As in `SideWork`, in an emulated device's time. Also raises LostRank."""
         if self._emulated is not None and name in self.begun and (sure or self.begun[name][0].known()):
             while name in self._untimed:  # a device's stream runs them one after the other
                 earlier = next(iter(self._untimed))
-                if self._untimed.pop(earlier):  # now all have come to it, and when their devices did is known
+                if self._untimed.pop(earlier):  # wait for it: then all devices have recorded when they reached it
                     self.copies.end(self.begun[earlier][0], self.seconds)
                 self._emulated.run_on_side_stream(earlier)
         super().settle(name, sure)
 
     def wait(self, work: Any) -> None:
-        """Wait for a collective of torch's inside a `work`. Raises LostRank."""
+        """Inside a `work`: wait for one of torch's collectives. Raises LostRank."""
         with waiting("other shards of the vocabulary"):
             joined(work, self.timeout, self.device)
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """From the rank `root` to all, inside a `work`."""
+        """Inside a `work`: broadcast from the rank `root`."""
         source = dist.get_global_rank(self.group, root)
         self.wait(dist.broadcast(tensor, source, group=self.group, async_op=True))
 
     def sum(self, tensor: Tensor, root: int) -> None:
-        """Over all ranks, on the rank `root`, inside a `work`."""
+        """Inside a `work`: sum over all ranks, on the rank `root`."""
         destination = dist.get_global_rank(self.group, root)
         self.wait(dist.reduce(tensor, destination, group=self.group, async_op=True))
 
     def break_off(self) -> None:
-        """End this rank's connections, so that none of the others waits for it."""
+        """Break this rank's connections, so that no other rank waits for it."""
         break_off_groups([self.group], self.device)
 
 
 def used_here(tensors: Iterable[Tensor]) -> None:
-    """Tensors that another stream made are used by the current one, too, so their memory waits for it."""
+    """Tell the allocator that the current stream uses these tensors, too, which another stream has allocated."""
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 class VocabularyShard(Part):
-    """This rank's shard and its microbatches. side: its collectives. share: a microbatch's part of the step's loss (1/m).
-    training: a backward follows; else nothing is kept for one, S leaves the input gradient out, and VR tells statistics
-    alone, as both do with two barriers."""
+    """This rank's shard and its microbatches. side: its collectives. share: the weight of a microbatch in the step's loss
+    (1/m). training: a backward follows; else nothing is kept for one, S computes no input gradient, and VR exchanges only
+    statistics, as with two barriers."""
 
     name = "vocabulary"
     no_ahead = "the vocabulary is sharded: forwards alone would wait for its collectives"
@@ -135,7 +134,7 @@ class VocabularyShard(Part):
         self._merged: dict[int, Merged] = {}
         self._units: dict[int, float] = {}
         self._gradients: dict[int, Tensor] = {}
-        self._vectors: dict[int, Tensor] = {}  # the embedding's, of the first stage's rank
+        self._vectors: dict[int, Tensor] = {}  # of the embedding, on the first stage's rank
         self._scattered: dict[int, Tensor | None] = {}  # and their gradients
 
     @classmethod
@@ -146,11 +145,12 @@ class VocabularyShard(Part):
             return None
         if shard.embedding is not None and 0 in c.stages:
             c.stages[0].takes_batch = False
-        return cls(shard, Collectives.of(c.group, c.device, c.peers.timeout, c.hooks.emulated), 1 / c.problem.microbatches)
+        collectives = Collectives.of(c.given.group, c.device, c.peers.timeout, c.hooks.emulated)
+        return cls(shard, collectives, 1 / c.problem.microbatches)
 
     def around(self, kind: str, run: Run) -> Run:
-        """The last stage's outputs and their gradients go through the shards, as do the first stage's inputs where the input
-        embedding is sharded too."""
+        """The last stage's outputs and their gradients pass through the shards, and so do the first stage's inputs if the
+        input embedding is sharded."""
 
         last = self.homes.stages - 1
 
@@ -193,14 +193,14 @@ class VocabularyShard(Part):
         return (p.grad for _, p in self._named_parameters())
 
     def own_parameters(self) -> dict[int, list[tuple[str, nn.Parameter]]]:
-        """Behind the model's stages come shards, one a rank."""
+        """Shards are numbered after the model's stages, one for each rank."""
         return {self.homes.stages + self.homes.rank: self._named_parameters()}
 
     def break_off(self) -> None:
         self.side.break_off()
 
     def broadcast(self, state: RankState, action: Action) -> None:
-        """VB: hidden states of the last stage's rank to all. Raises BadInput where labels do not fit."""
+        """VB: broadcast the last stage's hidden states. Raises BadInput where labels do not fit."""
         m, root, labels = action.part, self.homes.last(action.part), state.data.targets[action.part]
         weight, dtype = self.output.weight, compute_type(self.output.weight)
         if root == self.homes.rank:
@@ -224,7 +224,7 @@ class VocabularyShard(Part):
         self._units[m] = data.share(m) * data.scale * self.share
 
     def merge(self, state: RankState, action: Action) -> None:
-        """VR: all that a shard must hear of the others, and with one barrier the sum of the input gradient. The last stage's
+        """VR: exchange statistics between shards; with one barrier also sum the input gradient. The last stage's
         rank gets the loss."""
         m, root, share = action.part, self.homes.last(action.part), state.data.share(action.part)
         kept, part = self._kept[m], self._kept[m].partial
@@ -235,7 +235,7 @@ class VocabularyShard(Part):
             self.side.wait(dist.all_gather(rows, kept.statistics, group=self.side.group, async_op=True))
             self._merged[m] = merge(self.output, kept, everything, self._units[m])
             if part is not None:
-                used_here([] if kept.partial_slope is None else [kept.partial_slope])  # it goes before this is done
+                used_here([] if kept.partial_slope is None else [kept.partial_slope])  # it is freed before this is done
                 part.copy_(input_gradient(self.output, kept, self._merged[m]).view(part.shape))
                 self.side.sum(part, root)
 
@@ -254,13 +254,13 @@ class VocabularyShard(Part):
         self.side.begin(action.name, work, over)
 
     def weights(self, state: RankState, action: Action) -> None:
-        """T: adds to the gradients of the shard's parameters."""
+        """T: add to the gradients of the shard's parameters."""
         gradient = pass_t(self.output, *self._taken(action.part), self.barriers)
         if gradient is not None:
             self._gradients[action.part] = gradient
 
     def input_gradient(self, state: RankState, action: Action) -> None:
-        """VG: the sum of the shards' input gradients, to the last stage's rank."""
+        """VG: sum the shards' input gradients on the last stage's rank."""
         m, root = action.part, self.homes.last(action.part)
         gradient = self._gradients.pop(m)
 
@@ -273,7 +273,7 @@ class VocabularyShard(Part):
         self.side.begin(action.name, partial(self.side.sum, gradient, root), over, waits=root == self.homes.rank)
 
     def look_up(self, state: RankState, action: Action) -> None:
-        """VE: the sum of the shards' look-ups, to the first stage's rank."""
+        """VE: sum the shards' look-ups on the first stage's rank."""
         shard, m, root = self.embedding, action.part, self.homes.first(action.part)
         tokens = tokens_of(state.data.inputs[m])
         assert shard is not None
@@ -288,7 +288,7 @@ class VocabularyShard(Part):
         self.side.begin(action.name, work)
 
     def scatter(self, state: RankState, action: Action) -> None:
-        """VS: the gradient of the vectors from the first stage's rank to all, which add it to their rows'."""
+        """VS: broadcast the gradient of the vectors from the first stage's rank; all shards add it to their rows'."""
         shard, m, root = self.embedding, action.part, self.homes.first(action.part)
         tokens = tokens_of(state.data.inputs[m])
         assert shard is not None
@@ -298,7 +298,7 @@ class VocabularyShard(Part):
         shape = *tokens.shape, shard.weight.shape[1]
         sent = list[Tensor]()
         if root == self.homes.rank:
-            gradient = self._scattered.pop(m)  # None: nobody used the vectors
+            gradient = self._scattered.pop(m)  # None: no layer used the vectors
             sent.append(shard.weight.new_zeros(shape, requires_grad=False) if gradient is None else gradient)
 
         def work() -> None:
@@ -312,20 +312,20 @@ class VocabularyShard(Part):
         self.side.begin(action.name, work, lambda: add_gradient(shard, tokens, sent.pop()))
 
     def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Every parameter of the shard that is trained, with its name."""
+        """All trained parameters of the shard, with their names."""
         pairs = [("vocabulary weight", self.output.weight), ("vocabulary bias", self.output.bias)]
         if self.embedding is not None and self.embedding.weight is not self.output.weight:
             pairs.append(("vocabulary embedding", self.embedding.weight))
         return [(name, p) for name, p in pairs if p is not None and p.requires_grad]
 
     def _taken(self, microbatch: int) -> tuple[Kept, Merged]:
-        """What S and VR made of it, once."""
+        """Remove and return the results of S and VR for a microbatch."""
         del self._units[microbatch]
         return self._kept.pop(microbatch), self._merged.pop(microbatch)
 
 
 def _check(*before: str) -> Any:
-    """A pass is behind those of these kinds of its shard, and on its rank; and no update of weights is in the step."""
+    """A check: a pass comes after those of these kinds of its shard, on its rank; and the step has no updates of weights."""
 
     def check(graph: Graph, rows: Ints) -> None:
         for row, here in graph.each(rows):
@@ -338,7 +338,7 @@ def _check(*before: str) -> Any:
 
 
 def _handler(method: Callable[[VocabularyShard, RankState, Action], None], *before: str, **more: Any) -> Handler:
-    """A pass that the part's method does, behind those of kinds `before`. One that `does` something is a collective."""
+    """A handler that calls the part's method, for passes after those of kinds `before`. With `does` it is a collective."""
 
     def run(state: RankState, action: Action, given: Any) -> None:
         method(state.part(VocabularyShard), state, action)

@@ -8,23 +8,23 @@ With X (n, h) the last hidden states, W the shard's rows, c the soft cap (c = �
     merge   l_i = log Σ_shards exp l′_i            (the only thing that a shard must hear before it can go on)
     loss    ℓ_i = l_i − (1 − ε) U_iy − ε/V Σ_j U_ij + λ l_i²,  its mean over the labels that count
 
-What the loss sends back to a logit is, with a_i = 1 + 2λl_i and g_i the gradient of ℓ_i,
+The gradient of the loss with respect to a logit is, with a_i = 1 + 2λl_i and g_i the gradient of ℓ_i,
 
     ∂/∂Y_ij = g_i D_ij (a_i exp(U_ij − l_i) − (1 − ε)[j = y_i] − ε/V)
             = f_i P_ij + t_i [j = y_i] − s_i D_ij
     f_i = g_i a_i exp(l′_i − l_i)        t_i = g_i D_iy (a_i exp(U_iy − l_i) − (1 − ε))        s_i = g_i ε/V
 
-f, t and s are numbers a label, known behind the merge. So the input gradient is f∘A + t∘W_y − s∘(D W): its matrix products
-need no merge, whatever the options (algorithm 2, one barrier). A weight's gradient is (∂/∂Y)ᵀ X: T makes ∂/∂Y of P in place.
-Algorithm 1 (two barriers) leaves A out of S, and T multiplies ∂/∂Y by W too.
+f, t and s are one number for each label, known after the merge. So the input gradient is f∘A + t∘W_y − s∘(D W). Its matrix
+products do not need the merge, whatever the options (algorithm 2, one barrier). A weight's gradient is (∂/∂Y)ᵀ X; T computes
+∂/∂Y from P in place. With algorithm 1 (two barriers) S does not compute A, and T also multiplies ∂/∂Y by W.
 
-The label's column is kept out of P and A. The paper's form subtracts a row of W from a product that nearly equals it where
-the model is sure of a label; in low precision nothing would be left of the difference, which t_i has exactly.
+P and A leave out the label's column. The paper's form subtracts a row of W from a product that is almost equal to it when
+the model is sure of a label. In low precision nothing would be left of the difference, which t_i has exactly.
 
-Memory, in bytes of the type e that logits have (autocast's, else the weight's) and the type x of the sums (float32; float64
-for float64): S keeps P: n·w·e; with a soft cap and label smoothing together D too: n·w·e more. It keeps X, which all passes
-of a microbatch share, and 10 n of labels. From S to `input_gradient` one barrier keeps A: n·h·e (as much again with a soft
-cap and label smoothing together); statistics are 2 or 3 numbers x a label. While S runs, there are a few blocks
+Memory, in bytes of the dtype e of logits (autocast's, else the weight's) and the dtype x of sums (float32; float64 for
+float64): S keeps P: n·w·e; with both a soft cap and label smoothing also D: n·w·e more. It keeps X, which all passes
+of a microbatch share, and 10 n of labels. From S to `input_gradient` one barrier keeps A: n·h·e (twice that with both a soft
+cap and label smoothing); statistics are 2 or 3 numbers x for each label. While S runs, there are a few blocks
 of numbers x (see BLOCK), and autocast's copy of W: w·h·e. While T runs, autocast's gradient of W before it is added: w·h·e.
 """
 
@@ -44,13 +44,13 @@ from ..backward.deferral import accumulate
 from ..backward.split import linear_add
 from ..base.torch_private import FakeTensor
 
-# Numbers that S takes at a time. On a CPU they stay in its cache: a quarter less time than for all at once (256 labels, 8192
-# words). Elsewhere few kernels count, and a temporary has 64 MiB.
+# Numbers that S processes at a time. On a CPU they stay in its cache: a quarter less time than all at once (256 labels, 8192
+# words). On a GPU fewer, larger kernels are better, and a temporary tensor has 64 MiB.
 BLOCK_CPU, BLOCK = 1 << 18, 1 << 24
 
 
 def shard_rows(vocabulary: int, shards: int, shard: int) -> range:
-    """The rows of one shard: ⌈vocabulary/shards⌉ each as long as there are some; the last ones have fewer, or none. Raises
+    """The rows of one shard: ⌈vocabulary/shards⌉ each; the last shards may have fewer, or none. Raises
     BadInput for more shards than words."""
     if not 1 <= shards <= vocabulary:
         raise BadInput(f"vocabulary: {shards} shards of {vocabulary} words: there must be 1 to {vocabulary}")
@@ -59,14 +59,14 @@ def shard_rows(vocabulary: int, shards: int, shard: int) -> range:
 
 
 def blocks(matrix: Tensor) -> Iterator[slice]:
-    """Slices of its rows, of at most so many numbers, but one row at least."""
+    """Slices of a matrix's rows, of at most that many numbers, but at least one row."""
     step = max((BLOCK_CPU if readable(matrix) else BLOCK) // matrix.shape[1], 1)
     return (slice(first, first + step) for first in range(0, len(matrix), step))
 
 
 class OutputShard(NamedTuple):
     """Rows first … first + w − 1 of an output layer of `vocabulary` rows: weight (w, h), bias (w,) or None. Gradients are
-    added to their `.grad`. blocks: the rows of its logits that S takes at a time."""
+    added to their `.grad`. blocks: the rows of the logits that S processes at a time."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -78,9 +78,9 @@ class OutputShard(NamedTuple):
 
 @dataclass(slots=True)
 class Kept:
-    """What S keeps of a microbatch. hidden: (…, h), as S was given it. index: (n,), the label's row here, or some row where
-    it is not `here`. counted: the label counts. statistics: (2 or 3, n), what the other shards must know (see `merge`).
-    matrix: P (n, w). slope: D (n, w) and its product with W (n, h), where both a soft cap and label smoothing need them;
+    """What S keeps of a microbatch. hidden: (…, h), the input of S. index: (n,), the label's row in this shard, or any row
+    if it is not `here`. counted: does the label count? statistics: (2 or 3, n), for the other shards (see `merge`).
+    matrix: P (n, w). slope: D (n, w) and its product with W (n, h), if both a soft cap and label smoothing need them;
     without a cap, where D is 1, only the sum of the rows of W, (1, h). partial: A (n, h), with one barrier."""
 
     hidden: Tensor
@@ -94,12 +94,12 @@ class Kept:
     partial: Tensor | None = None
 
     def drop(self) -> None:
-        """Keep what the loss needs, and nothing of a T."""
+        """Free what T alone needs; the loss needs the rest."""
         del self.matrix, self.slope, self.hidden
 
 
 class Merged(NamedTuple):
-    """What all shards together know, for one shard. loss: the mean, one number, the same on all. scale, point, even: f, t
+    """The merged results of all shards, for one shard. loss: the mean, shape (), the same on all. scale, point, even: f, t
     and s of the module's formulas, (n,) each."""
 
     loss: Tensor
@@ -109,16 +109,16 @@ class Merged(NamedTuple):
 
 
 def compute_type(hidden: Tensor) -> torch.dtype:
-    """The type of logits: autocast's, where it is on; else that of the hidden states."""
+    """The dtype of logits: autocast's, if that is on; else that of the hidden states."""
     kind = hidden.device.type
     low = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if low else hidden.dtype
 
 
 def pass_s(shard: OutputShard, hidden: Tensor, labels: Tensor, barriers: int = 1) -> Kept:
-    """S: logits of the shard, and all that needs no other shard. hidden: (…, h). labels: (…), whole numbers of the whole
-    vocabulary. barriers: 1, algorithm 2; 2, algorithm 1. Raises BadInput for labels that do not fit; on a device other than
-    the CPU a number out of range makes the loss NaN instead, so that nothing waits for the device."""
+    """S: the shard's logits, and everything that needs no other shard. hidden: (…, h). labels: (…), integers, of the whole
+    vocabulary. barriers: 1 (algorithm 2) or 2 (algorithm 1). Raises BadInput for labels that do not fit; on a GPU a label
+    out of range makes the loss NaN instead, so that nothing waits for the device."""
     labels = _flat(shard, hidden, labels)
     counted, kind = labels != shard.loss.ignore_index, compute_type(hidden)
     local = labels - shard.first
@@ -142,8 +142,8 @@ def pass_s(shard: OutputShard, hidden: Tensor, labels: Tensor, barriers: int = 1
 
 
 def merge(shard: OutputShard, kept: Kept, statistics: Tensor, unit: float = 1.0) -> Merged:
-    """What the shard needs of all: the barrier. statistics: those of all shards in turn, (p, 2 or 3, n). unit: the gradient
-    of the loss (a microbatch's share of the step's loss, times what the loss is scaled by)."""
+    """The barrier: what the shard needs of all shards. statistics: of all shards in order, (p, 2 or 3, n). unit: the
+    gradient of the loss (a microbatch's weight in the step's loss, times the loss scale)."""
     loss, sums = shard.loss, statistics[:, 1:].sum(0)
     whole, picked = statistics[:, 0].logsumexp(0), sums[0]
     epsilon = loss.label_smoothing
@@ -162,8 +162,8 @@ def merge(shard: OutputShard, kept: Kept, statistics: Tensor, unit: float = 1.0)
 
 
 def input_gradient(shard: OutputShard, kept: Kept, merged: Merged) -> Tensor:
-    """With one barrier: the shard's part of the gradient of the hidden states, of their shape and type; the sum over all
-    shards is the whole. Nothing but numbers a label is multiplied. What it used up of `kept` goes."""
+    """With one barrier: the shard's term of the gradient of the hidden states, in their shape and dtype; the sum over all
+    shards is the gradient. No matrix products are left to do. Frees what it uses of `kept`."""
     partial, kept.partial = kept.partial, None
     if partial is None:
         raise ValueError("S made no input gradient: it was called with two barriers, or it is taken already")
@@ -179,8 +179,8 @@ def input_gradient(shard: OutputShard, kept: Kept, merged: Merged) -> Tensor:
 
 
 def pass_t(shard: OutputShard, kept: Kept, merged: Merged, barriers: int = 1) -> Tensor | None:
-    """T: adds the gradients of weight and bias to `.grad`. With two barriers it gives the shard's part of the gradient of
-    the hidden states too, of their shape and type. `kept` is of no use afterwards."""
+    """T: add the gradients of weight and bias to `.grad`. With two barriers, also return the shard's term of the gradient of
+    the hidden states, in their shape and dtype. `kept` cannot be used afterwards."""
     gradient = kept.matrix
     with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
         gradient.mul_(merged.scale[:, None])
@@ -203,7 +203,7 @@ def pass_t(shard: OutputShard, kept: Kept, merged: Merged, barriers: int = 1) ->
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether its numbers are there and can be read without waiting for a device."""
+    """Can its values be read without waiting for a device?"""
     return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
 
 
@@ -222,8 +222,8 @@ def _flat(shard: OutputShard, hidden: Tensor, labels: Tensor) -> Tensor:
 
 
 def _statistics(shard: OutputShard, logits: Tensor, index: Tensor, here: Tensor, slope: Tensor | None) -> Tensor:
-    """(2 or 3, n): logarithm of the sum of exponentials, the label's logit (0 where it is elsewhere), and with label
-    smoothing the sum of logits. In place: logits → P; D goes into `slope`."""
+    """(2 or 3, n): log-sum-exp of the shard's logits, the label's logit (0 if it is in another shard), and with label
+    smoothing the sum of logits. Overwrites `logits` with P, and `slope` with D."""
     loss, kind, smooth = shard.loss, exact(logits.dtype), shard.loss.label_smoothing > 0
     statistics = logits.new_zeros(3 if smooth else 2, logits.shape[0], dtype=kind)
     if not logits.shape[1]:
@@ -232,7 +232,7 @@ def _statistics(shard: OutputShard, logits: Tensor, index: Tensor, here: Tensor,
     for rows in shard.blocks(logits):
         u = capped(logits[rows].to(kind), loss.soft_cap)
         p = u.softmax(-1)
-        # The largest of the softmax is 1/Σ exp(u − max): one exponential a logit does for both.
+        # The largest softmax is 1/Σ exp(u − max), so one exponential for each logit gives both.
         statistics[0, rows] = u.amax(-1) - p.amax(-1).log()
         place = index[rows, None]
         statistics[1, rows] = u.gather(1, place)[:, 0].masked_fill(~here[rows], 0)

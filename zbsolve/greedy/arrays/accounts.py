@@ -1,9 +1,8 @@
-"""For the list scheduler: what passes take and free in each pool of memory, and what the account of a microbatch needs.
+"""For the list scheduler: what passes take and free in each pool, and what each account (microbatch) needs at most.
 
-Where all memory is on devices an account needs the sum of what it takes: that is quick, and as a rule nothing is taken again
-behind what was freed. Offload does take again. With further pools an account needs the peak of its passes run one after the
-other, in an order that frees as soon and takes as late as the graph allows. Records and compressed rows are tables
-for compiled code.
+If all memory is on devices, an account needs the sum of all that it takes. That is quick, and exact if it takes nothing
+after it freed something. With offload it does. So with further pools an account needs the peak of its passes in a serial
+order, which frees as early and takes as late as the graph allows. Records and compressed rows are tables for kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Row = Any  # one of them; its fields are attributes
 
 
 def record(fields: str) -> np.dtype[Any]:
-    """A record of whole numbers, by the names of its fields with blanks between."""
+    """A record type with these fields, separated by blanks, all whole numbers."""
     return np.dtype([(name, np.int64) for name in fields.split()])
 
 
@@ -37,9 +36,9 @@ class Accounts(NamedTuple):
     """Memory by pass, and by pool and account, as arrays of int64, bytes.
 
     One row a pass: pool, taken, freed: the further pools with a limit in which it takes or frees memory, and how much.
-    Shape (pools, accounts): need, what an account needs in a pool; gain, what it frees beyond what it takes (0 as a rule).
-    One row a pool and account (pool · accounts + account): serial_pass, serial_taken, serial_freed, the account's passes
-      that take or free memory in the pool, in the serial order; no rows at all where all memory is on devices.
+    Shape (pools, accounts): need, what an account needs in a pool; gain, what it frees beyond what it takes (usually 0).
+    One row a pool and account (pool · accounts + account): serial_pass, serial_taken, serial_freed: the account's passes
+      that take or free memory in the pool, in the serial order; no rows if all memory is on devices.
     One value a pass: copy_out, see `copies_out`; lane_before, the pass before it in its lane, or −1.
     """
 
@@ -58,12 +57,12 @@ class Accounts(NamedTuple):
 
 
 def serial_places(problem: Problem, depth: Ints, tail: Ints, level: Ints) -> Ints:
-    """The place of each pass in an order that respects the graph: as late as the graph allows, but passes that free device
-    memory and take none come right behind the last pass that they wait for. Shape (passes,)."""
+    """The place of each pass in the serial order, shape (passes,): as late as the graph allows; but passes that free device
+    memory and take none come right behind the last pass that they wait for."""
     count = len(depth)
     if not problem.pools:
         return np.arange(count)
-    # With levels the late order respects edges between passes without length.
+    # With levels the late order respects edges between passes of duration 0.
     late = np.lexsort((level, depth, -tail))
     place = np.empty(count, np.int64)
     place[late] = (count + 1) * np.arange(count)
@@ -94,8 +93,8 @@ def brings_back(problem: Problem) -> Bools:
 
 
 def copies_out(problem: Problem) -> Ints:
-    """For each pass the one on a side stream that frees what it took, all or a part, and nothing else, on the device: it
-    sends that to a further pool. −1 where there is none. Shape (passes,)."""
+    """For each pass the copy that moves its bytes to a further pool, shape (passes,); −1: none. The copy is a pass on a side
+    stream that frees, on the device, bytes of this pass and of no other."""
     e = problem.edges
     out = ~problem.computing & (problem.freed > 0) & (problem.taken == 0)
     into = np.flatnonzero((problem.device_bytes > 0) & out[e.after])
@@ -107,7 +106,7 @@ def copies_out(problem: Problem) -> Ints:
 
 
 def accounts_of(problem: Problem, account: Ints, places: Ints) -> Accounts:
-    """The table, from the account of each pass and `serial_places`."""
+    """The `Accounts` of a problem. account: of each pass. places: see `serial_places`."""
     pools, accounts, count = len(problem.room), int(account.max()) + 1, len(account)
     parts = [_of_pool(problem, pool) for pool in range(problem.ranks - 1, pools)]
     rows, pool, taken, freed = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
@@ -128,7 +127,7 @@ def accounts_of(problem: Problem, account: Ints, places: Ints) -> Accounts:
 
 
 def _peaks(first: Ints, passes: Ints, taken: Ints, freed: Ints) -> Ints:
-    """The most that the passes of each row hold, one after the other, bytes."""
+    """The peak of the passes of each row, run one after the other, bytes."""
     held = np.cumsum(taken) - np.cumsum(freed) + freed  # while the pass runs
     before = np.concatenate([[0], np.cumsum(taken - freed)])[first[:-1]]
     most, filled = np.zeros(len(first) - 1, np.int64), np.flatnonzero(np.diff(first))
@@ -138,7 +137,7 @@ def _peaks(first: Ints, passes: Ints, taken: Ints, freed: Ints) -> Ints:
 
 
 def _of_pool(problem: Problem, pool: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Columns of passes, pool, bytes taken and freed: of all devices where `pool` is the last of them, else of one pool."""
+    """Columns of passes, pool, bytes taken and bytes freed, for one further pool; for all devices if `pool` is one."""
     device = pool < problem.ranks
     taken, freed = (problem.taken, problem.freed) if device else problem.moved(pool)
     rows = np.flatnonzero((taken > 0) | (freed > 0))

@@ -1,4 +1,4 @@
-"""The graph of one microbatch, where all microbatches of a problem are alike: what building blocks are made of."""
+"""The graph of one microbatch, if all microbatches of a problem are alike; building blocks are made from it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .accounts import compressed_rows
 
 
 def with_mean_microbatches(problem: Problem) -> Problem:
-    """The problem with microbatches that are alike where they differ in numbers: a lane's passes take its mean, messages
-    their mean, and edges hold the most of their likes, so that an order that fits this memory fits the problem's. The
-    problem itself where they are alike, and where more than numbers differ."""
+    """The problem with equal microbatches, if they differ only in numbers: passes and lags have the means of their lane or
+    edge, and edges hold the most bytes of any microbatch, so that an order which fits here fits the problem too. The problem
+    itself if microbatches are alike already, or differ in more than numbers."""
     if problem.alike:
         return problem
     passes, edges = problem.passes, problem.edges
@@ -32,7 +32,7 @@ def with_mean_microbatches(problem: Problem) -> Problem:
 
 
 def _means(kind: Ints, column: Ints) -> Ints:
-    """For each row the mean over the rows of its kind, whole; shape (rows,) each."""
+    """For each row the mean over the rows of its kind, rounded; shape (rows,) each."""
     total = np.bincount(kind, column) / np.maximum(1, np.bincount(kind))
     return np.rint(total).astype(np.int64)[kind]
 
@@ -41,8 +41,8 @@ class MicrobatchGraph(NamedTuple):
     """Lanes in a topological order and the edges between them, the same in every microbatch.
 
     passes: shape (lanes, microbatches); pass (lane l, microbatch j) is row passes[l, j] of the problem's table.
-    One value a lane: duration, µs; rank; taken and freed, bytes; sink, 1 where no pass waits for the lane's (weight
-      gradients, mostly) and else 0.
+    One value a lane: duration, µs; rank; taken and freed, bytes; sink, 1 if no pass waits for the lane's (mostly weight
+      gradients), else 0.
     One value an edge: before and after (lanes), lag in µs, bytes. The same edges in compressed rows: out_* by the lane
       before, in_* by the lane after.
     One row a rank: rank_lanes (from rank_lane_first). One value a rank: capacity, bytes.
@@ -76,17 +76,17 @@ _known: WeakKeyDictionary[Problem, MicrobatchGraph | None] = WeakKeyDictionary()
 
 
 def microbatch_graph(problem: Problem) -> MicrobatchGraph | None:
-    """The graph of one microbatch, or None where microbatches differ or a rank's passes do not share one stream. It is
-    remembered while the problem lives."""
+    """The graph of one microbatch; None if microbatches differ, or a rank has several streams. It is cached as long as the
+    problem lives."""
     try:
         return _known[problem]
-    except KeyError:  # not `in`: an equal problem of another thread may end in between, and its entry with it
+    except KeyError:  # not `in`: another thread may drop an equal problem in between, and its entry with it
         graph = _known[problem] = _of_alike_microbatches(problem)
         return graph
 
 
 def _of_alike_microbatches(problem: Problem) -> MicrobatchGraph | None:
-    """`microbatch_graph`, made anew."""
+    """`microbatch_graph` without the cache."""
     passes, edges, lanes = problem.passes, problem.edges, problem.lanes
     m = len(lanes[0])
     if any(len(rows) != m for rows in lanes) or len(set(passes.streams.tolist())) != problem.ranks:
@@ -137,7 +137,7 @@ def _graph(
 
 
 def reversed_graph(g: MicrobatchGraph) -> MicrobatchGraph:
-    """The same problem with time running backwards: lanes, microbatches and edges the other way round.
+    """The graph with time reversed: lanes, microbatches and edges in reverse.
 
     A schedule of one, read backwards, is a schedule of the other with the same memory. No lane counts as a sink in it.
     """
@@ -148,19 +148,19 @@ def reversed_graph(g: MicrobatchGraph) -> MicrobatchGraph:
 
 
 def of_length(g: MicrobatchGraph, microbatches: int) -> MicrobatchGraph:
-    """The same graph for so many microbatches, where g is that of a step of one: pass j of the lane in row r of its table is
-    r · microbatches + j."""
+    """The graph for so many microbatches, where g is that of a step of one microbatch: pass j of the lane in row r of that
+    step's table gets row r · microbatches + j."""
     rows = g.passes[:, :1] * microbatches + np.arange(microbatches)
     return g._replace(microbatches=microbatches, passes=np.ascontiguousarray(rows))
 
 
 def shortened(g: MicrobatchGraph, microbatches: int) -> MicrobatchGraph:
-    """The same graph for only the first `microbatches`."""
+    """The graph for only the first `microbatches`."""
     return g._replace(microbatches=microbatches, passes=np.ascontiguousarray(g.passes[:, :microbatches]))
 
 
 def rank_work(g: MicrobatchGraph) -> Ints:
-    """µs of work of one microbatch a rank, shape (ranks,)."""
+    """µs of one microbatch's work on each rank, shape (ranks,)."""
     return np.bincount(g.rank, g.duration).astype(np.int64)
 
 
@@ -175,7 +175,7 @@ def _same_columns(edges: Ints, others: Ints) -> bool:
 
 
 def _topological_order(count: int, before: Ints, after: Ints) -> Ints:
-    """Lanes with every edge pointing forward. Of several possible next lanes one that something waits for comes first."""
+    """Lanes in a topological order. Of several possible next lanes, those for which another one waits come first."""
     waiting = np.bincount(after, minlength=count)
     following: list[list[int]] = [[] for _ in range(count)]
     for a, b in zip(before.tolist(), after.tolist(), strict=True):

@@ -21,22 +21,21 @@ class ProblemArrays(NamedTuple):
 
     One value a pass:
       duration, rank, lane (see `Problem.lanes`);
-      account: the microbatch on whose account the pass takes and frees memory, which is the last one it depends on (its own
-        as a rule);
-      inputs: how many edges lead to it; taken and freed: bytes at its start and at its end on its rank's device; takes: 1
-        where it takes memory anywhere, else 0;
+      account: the microbatch to which its memory counts: the last one that it depends on, which usually is its own;
+      inputs: how many edges lead to it; taken and freed: bytes at its start and its end on its rank's device; takes: 1 if
+        it takes memory anywhere, else 0;
       depth: the longest path from any source to its start; tail: the longest path from its start to the end of all;
-      level: the most passes without length on a path as long as `depth`, so (depth, level) rises along every edge.
+      level: the most passes of duration 0 on a path of length `depth`, so that (depth, level) rises along every edge.
     One row a pass: out_pass, out_lag (its successors, from out_first); pass_streams (the streams that it occupies).
-    One value a lane: partner, the lane of the same stage and rank that comes next along the graph and ends the flight of
-      this one's passes (F → B → W); −1 for the last; on a side stream the lane that what was brought back from a pool
-        is for, and else the lane itself, which nothing holds back.
+    One value a lane: partner, the next lane of the same stage and rank along the graph, which ends the flight of this one's
+      passes (F → B → W); −1 for the last. On a side stream: the lane for which it brings memory back, or else the lane
+      itself, which has no cap then.
     One row a lane: lane_passes, in the order in which they run.
-    One row a stream: stream_lanes. One row a pool (see `Problem`): pool_streams, those that run passes of the device's rank,
-      or that take memory there, for themselves or ahead for a copy out.
-    One value a rank: capacity (`UNLIMITED` where there is none). One value a pool: room, the same for all of them.
+    One row a stream: stream_lanes. One row a pool (see `Problem`): pool_streams, the streams with passes of the device's
+      rank, or with passes that take memory there, for themselves or as a reservation for a copy out.
+    One value a rank: capacity (`UNLIMITED`: none). One value a pool: room, the same for all pools.
     accounts: memory by pool and account (see `Accounts`).
-    One value a pass: user, the first pass that waits for one that brings memory back, else −1; returns, how many
+    One value a pass: user, for a pass that brings memory back the first pass that waits for it, else −1; returns, how many
       edges from passes that bring memory back lead to it.
     """
 
@@ -79,14 +78,14 @@ _known: WeakKeyDictionary[Problem, ProblemArrays] = WeakKeyDictionary()
 
 
 def arrays_of(problem: Problem) -> ProblemArrays:
-    """The problem's arrays, remembered while the problem lives."""
+    """The problem's arrays, cached as long as the problem lives."""
     if problem not in _known:
         _known[problem] = _arrays(problem)
     return _known[problem]
 
 
 def last_microbatch(problem: Problem) -> Ints:
-    """The last microbatch among each pass and what it depends on, shape (passes,). It falls along no edge."""
+    """The last microbatch among each pass and all that it depends on, shape (passes,). It never falls along an edge."""
     edges = problem.edges
     last = problem.passes.microbatch.copy()
     while len(late := np.flatnonzero(last[edges.before] > last[edges.after])):
@@ -95,7 +94,7 @@ def last_microbatch(problem: Problem) -> Ints:
 
 
 def _arrays(problem: Problem) -> ProblemArrays:
-    """The arrays, made anew."""
+    """`arrays_of` without the cache."""
     passes, edges, lanes = problem.passes, problem.edges, problem.lanes
     count = len(passes)
     out_first, out_pass, out_lag = compressed_rows(edges.before, count, edges.after, edges.lag)
@@ -136,7 +135,7 @@ def _arrays(problem: Problem) -> ProblemArrays:
 
 
 def _stream_sets(problem: Problem) -> list[list[int]]:
-    """The streams of each set of streams, as numbers; a set that no pass has may lack some."""
+    """The numbers of the streams in each set; streams without a pass are left out."""
     number = {stream: i for i, stream in enumerate(problem.streams)}
     return [[number[stream] for stream in streams if stream in number] for streams in problem.passes.stream_sets]
 
@@ -164,7 +163,7 @@ def _streams_of_pools(problem: Problem) -> tuple[Ints, ...]:
     """The streams of each pool, in compressed rows."""
     pools, ranks = len(problem.room), problem.ranks
     takers = [problem.moved(pool)[0] > 0 for pool in range(ranks, pools)]
-    if takers:  # room there may also be taken ahead, by the pass whose copy it is for
+    if takers:  # room there may also be reserved, by the pass whose copy it is for
         out = copies_out(problem)
         sends = np.flatnonzero(out >= 0)
         for taker in takers:
@@ -178,9 +177,9 @@ def _streams_of_pools(problem: Problem) -> tuple[Ints, ...]:
 
 
 def _accounts(problem: Problem) -> Ints:
-    """The last microbatch that each pass depends on. What is counted by the step and depends on nothing (a gather) counts
-    with the first microbatch that waits for it. What is counted by the step and takes memory for later microbatches (an
-    update: the weights it makes) counts with the next one: it takes after its own microbatch has freed all."""
+    """The account of each pass, shape (passes,): the last microbatch that it depends on. A pass of the step that depends on
+    nothing (a gather) counts with the first microbatch that waits for it. A pass of the step that takes memory for later
+    microbatches (the new weights of an update) counts with the next one, since the last one has freed everything by then."""
     edges, by_step = problem.edges, ~problem.in_microbatch
     has_inputs = np.zeros(len(by_step), bool)
     has_inputs[edges.after] = True
@@ -197,8 +196,7 @@ def _accounts(problem: Problem) -> Ints:
 
 
 def _partners(problem: Problem, lane_of: Ints, depth: Ints, level: Ints) -> Ints:
-    """For each lane the next one by depth of its stage and rank; −1 for the last; on a side stream the one that it brings
-    memory back for, or itself."""
+    """The partner of each lane (see `ProblemArrays`)."""
     passes, edges, lanes = problem.passes, problem.edges, problem.lanes
     aside = np.zeros(len(passes), bool)
     aside[problem.side_stream] = True
@@ -212,43 +210,43 @@ def _partners(problem: Problem, lane_of: Ints, depth: Ints, level: Ints) -> Ints
         for a, b in zip(numbers, numbers[1:], strict=False):
             partner[a] = b
     back = np.flatnonzero((problem.device_bytes > 0) & brings_back(problem)[edges.before])
-    for e in back[np.argsort(-depth[edges.after[back]], kind="stable")].tolist():  # the first to use it comes last
+    for e in back[np.argsort(-depth[edges.after[back]], kind="stable")].tolist():  # the first user is written last
         partner[lane_of[edges.before[e]]] = lane_of[edges.after[e]]
     return partner
 
 
 def _returning(problem: Problem, depth: Ints) -> tuple[Ints, Ints]:
-    """Whom each pass brings memory back for, and how many edges of such passes lead to each."""
+    """`user` and `returns` of each pass (see `ProblemArrays`)."""
     e, count = problem.edges, len(depth)
-    back = np.flatnonzero(brings_back(problem)[e.before])  # edges without bytes too: who waits need not be who frees
+    back = np.flatnonzero(brings_back(problem)[e.before])  # also edges without bytes: a pass may wait and not free
     user = np.full(count, -1)
     back = back[np.argsort(-depth[e.after[back]], kind="stable")]
-    user[e.before[back]] = e.after[back]  # the first one comes last
+    user[e.before[back]] = e.after[back]  # the first user is written last
     return user, np.bincount(e.after[back], minlength=count).astype(np.int64)
 
 
 def _levels(problem: Problem, depth: Ints) -> Ints:
-    """The most passes without length on a path of length `depth` to each pass."""
+    """`level` of each pass (see `ProblemArrays`)."""
     edges, duration = problem.edges, problem.passes.duration
     if duration.all():
         return np.zeros(len(duration), np.int64)
     tight = np.flatnonzero(depth[edges.before] + duration[edges.before] + edges.lag == depth[edges.after])
     before = edges.before[tight]
-    # With this lag a pass counts 1 where it has no length, and 0 where it has one.
+    # With this lag a pass counts 1 if its duration is 0, else 0.
     level, _ = longest_path(problem, Precedence(before, edges.after[tight], (duration[before] == 0) - duration[before]))
     return level
 
 
-# --- How far ahead of its use memory comes back to a device from a further pool ---
+# --- How far ahead of its use memory is brought back to a device ---
 
-# Late returns leave room on the device; early ones leave room in the pool. What is away for longer than the pool has room
-# for has to come back sooner, or fewer microbatches are in flight.
-FULL_SHARE = 0.875  # of a device's room is for what came back early, at most
+# Late returns save memory on the device, early ones in the further pool. If the pool is too small for all that is in flight,
+# bytes have to come back earlier, or fewer microbatches can be in flight.
+FULL_SHARE = 0.875  # the largest share of a device's memory for bytes that came back early
 
 
 def most_ahead(problem: Problem, a: ProblemArrays, share: float = 1.0) -> Ints:
-    """For each lane that brings memory back how many of its passes may be ahead of their use, if all such lanes of a device
-    together have a share of its room; else all passes. Shape (lanes,)."""
+    """For each lane that brings memory back, how many of its passes may run ahead of their use, shape (lanes,); no limit for
+    others. All such lanes of a device together have this share of its memory."""
     first, back = a.first_pass, brings_back(problem)[a.first_pass]
     cap = np.full(len(first), len(a.duration), np.int64)
     rank = a.rank[first]
@@ -259,10 +257,11 @@ def most_ahead(problem: Problem, a: ProblemArrays, share: float = 1.0) -> Ints:
 
 
 def usual_ahead(problem: Problem, a: ProblemArrays) -> Ints:
-    """The same: at most one where pools have room for what is in flight, else as many as fit well. Shape (lanes,).
+    """The usual limit for `most_ahead`, shape (lanes,): one if the pools can hold all that is in flight, else as many as
+    fit.
 
-    What is in flight of a lane: from the start of the pass that sends memory away to that of the first that uses it again,
-    over the work of the rank for a microbatch.
+    In flight of a lane: the time from the start of the pass that sends memory away to that of the first pass that uses it
+    again, over the rank's work for one microbatch.
     """
     e, first = problem.edges, a.first_pass
     away = np.flatnonzero((e.pool > 0) & (e.bytes > 0) & np.isin(e.after, first) & brings_back(problem)[e.after])

@@ -1,4 +1,4 @@
-"""What a search over building blocks has found, and its arms: further blocks, patterns, annealing, small samples."""
+"""The state of a search over building blocks, and its arms: further blocks, patterns, annealing, small samples."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ RULES = (
     DecodeRule(1, 16, 2),
 )
 AS_ORDERED = DecodeRule(0, 0, 1)
-PATTERN_RULE = DecodeRule(2, 8, 1)  # with which patterns are decoded at first
-POOL_SIZE = 3  # decoded schedules that are improved, all of different values
-ANNEALING_SECONDS = 0.3  # of annealing over target starts at a time
-TARGET_HEATS = (0.05, 0.15, 0.4)  # what that takes lightly at first, in mean passes
-PATTERN_HEATS = (1.0, 0.75)  # the same for a new pattern, and for the best one again
-PATTERN_PERIOD = 1.05  # times the least period: where a new pattern starts
-SAMPLE_FLIGHTS = 6  # times what is in flight at once: so many microbatches show what a pattern is worth
-PATTERN_GOAL = 1.005  # times the target: below, patterns have no more to gain
-MAX_ROWS = 2  # microbatches that a pattern tells apart at most
-DROP_RATE = 0.3  # how often the worst of the pool is given up
-FIRST_ROUNDS, MORE_ROUNDS = 300, 1000  # of annealing a block: for the first blocks, then (doubled each time)
-SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE = 2e-7, 1.5e-8  # of work that decoding a pass and placing a lane count for
-PACKING = 10  # times as long as placing a lane it takes to pack it
+PATTERN_RULE = DecodeRule(2, 8, 1)  # the first rule by which patterns are decoded
+POOL_SIZE = 3  # decoded schedules that are kept and improved, of different values
+ANNEALING_SECONDS = 0.3  # of one annealing over target starts
+TARGET_HEATS = (0.05, 0.15, 0.4)  # its temperatures at first, in mean pass durations
+PATTERN_HEATS = (1.0, 0.75)  # temperatures at first for a new pattern, and for the best one again
+PATTERN_PERIOD = 1.05  # the period of a new pattern, as a multiple of the lower bound
+SAMPLE_FLIGHTS = 6  # microbatches of a sample for patterns, as a multiple of those in flight at once
+PATTERN_GOAL = 1.005  # times the target: at this value patterns end
+MAX_ROWS = 2  # the most rows of offsets that microbatches of a pattern take in turn
+DROP_RATE = 0.3  # how often the worst schedule of the pool is dropped
+FIRST_ROUNDS, MORE_ROUNDS = 300, 1000  # of annealing a block: for the first blocks; later, doubled each time
+SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE = 2e-7, 1.5e-8  # effort that is counted
+PACKING = 10  # packing a lane takes so many times as long as placing it
 
 
 @dataclass
 class BlockSearch:
-    """The decoded schedules found so far, best first, and the time left.
+    """The best decoded schedules so far (`pool`, best first), and the time left.
 
-    Each arm is an iterator: a step of it may offer schedules to the pool, and it ends where it has nothing more to try.
+    Each arm is an iterator: a step may offer schedules to the pool, and it ends if it has nothing more to try.
     """
 
     g: MicrobatchGraph
@@ -68,22 +68,22 @@ class BlockSearch:
 
     @cached_property
     def shifts(self) -> Ints:
-        """By how much annealings shift, µs."""
+        """The shifts that annealing uses, µs."""
         return shift_lengths(self.g)
 
     @cached_property
     def mean(self) -> float:
-        """The mean pass, µs."""
+        """The mean duration of a pass, µs."""
         return float(self.g.duration.mean())
 
     @property
     def left(self) -> float:
-        """Seconds until the share ends, never negative."""
+        """Seconds left of the share, never negative."""
         return self.share.left
 
     @property
     def clock(self) -> Clock:
-        """What the share is of."""
+        """The clock of the share."""
         return self.share.clock
 
     def seed(self) -> int:
@@ -91,11 +91,11 @@ class BlockSearch:
         return int(self.random.integers(1 << 31))
 
     def seconds_of(self, rounds: int, microbatches: int) -> float:
-        """What so many decodings of so many microbatches count for."""
+        """The effort of so many decodings of so many microbatches."""
         return rounds * self.g.rank.size * microbatches * SECONDS_PER_DECODED_PASS
 
     def offer(self, decoded: Decoded | None) -> bool:
-        """Keep a schedule among the best, one of each value. Returns whether it is the best."""
+        """Add a schedule to the pool, which keeps one of each value. Returns whether it is the best."""
         if decoded is None or any(decoded.value == other.value for other in self.pool):
             return False
         self.pool = sorted([*self.pool, decoded], key=lambda member: member.value)[:POOL_SIZE]
@@ -115,11 +115,11 @@ class BlockSearch:
                 return
 
     def decode_block(self, block: BuildingBlock, rules: tuple[DecodeRule, ...]) -> Iterator[None]:
-        """Decode a block's repetition with each of the rules."""
+        """Decode the repeated block with each of the rules."""
         yield from self.decode_all(repeated_targets(self.g, block.offset, block.period), rules)
 
     def justify(self, best: Decoded) -> None:
-        """Push everything late, then early again."""
+        """Shift all passes as late, then as early as possible, and offer the result (see `justified`)."""
         for _ in range(2):
             if self.left < 4 * self.cost:
                 return
@@ -131,7 +131,7 @@ class BlockSearch:
             best = decoded
 
     def adopt(self) -> Iterator[None]:
-        """Decode the schedules that others found since the last time, by their start times."""
+        """Decode by their start times the schedules that other sources have found since the last call."""
         new = self.others()[self.adopted :]
         self.adopted += len(new)
         for schedule in new:
@@ -140,7 +140,7 @@ class BlockSearch:
     # Blocks
 
     def settled(self, start: Ints, period: int, rounds: int) -> tuple[BuildingBlock, bool]:
-        """`anneal_block` in at most a twentieth of the time left."""
+        """`anneal_block` for at most a twentieth of the time left."""
         began = self.clock.used
         allowed = max(1, min(rounds, int(0.05 * self.left / self.round_cost)))
         result = anneal_block(self.g, start, period, allowed, self.seed())
@@ -156,7 +156,7 @@ class BlockSearch:
             yield block
 
     def packed(self) -> Iterator[None]:
-        """Decode a packed block, where it is shorter than those found."""
+        """Decode a packed block, if its period is shorter than that of `block`."""
         self.clock.spend((COARSE + FINE) * self.g.rank.size * SECONDS_PER_PLACED_LANE * PACKING)
         block = least_packed(self.g)
         if block.period < self.block.period:
@@ -164,8 +164,8 @@ class BlockSearch:
             yield from self.decode_block(block, RULES)
 
     def blocks(self) -> Iterator[BuildingBlock]:
-        """Blocks to decode: ever shorter legal ones, then ones of a little more and a little less than the least period
-        found. Decoding mends a block that is over its memory or overlaps."""
+        """Blocks to decode: legal ones of ever shorter period, then others of periods around the least one. Decoding repairs
+        blocks that overlap or exceed the memory."""
         yield self.block
         work = int(rank_work(self.g).max())
         rounds = MORE_ROUNDS
@@ -187,8 +187,8 @@ class BlockSearch:
     def pattern_arm(self, seconds: float) -> Iterator[None]:
         """Anneal patterns for so many seconds each.
 
-        The first starts where every pass follows its inputs at once, since memory is scarce; then the best so far is
-        annealed again. Of many microbatches a few are annealed at first. Ends where what is left to gain is in the ramps.
+        The first one starts with every pass as early as possible, which holds memory for the shortest time; then the best so
+        far is annealed again. With many microbatches a sample is annealed first. Ends when only ramps can still gain.
         """
         tight = Pattern(earliest_offsets(self.g)[None], int(PATTERN_PERIOD * period_lower_bound(self.g)), PATTERN_RULE)
         m, sample = self.g.microbatches, SAMPLE_FLIGHTS * microbatches_in_flight(self.g)
@@ -209,12 +209,12 @@ class BlockSearch:
                 yield
 
     def told_apart(self, pattern: Pattern) -> Pattern:
-        """The pattern, at random with offsets of their own for microbatches in turn."""
+        """The pattern, at random with more rows of offsets, which microbatches take in turn."""
         rows = int(self.random.integers(len(pattern.offset), MAX_ROWS + 1))
         return pattern._replace(offset=np.repeat(pattern.offset, rows // len(pattern.offset), axis=0))
 
     def annealed_pattern(self, begin: Pattern, few: int, seconds: float, heat: float) -> tuple[Pattern, Decoded] | None:
-        """What annealing finds from a pattern with the first `few` microbatches alone; `heat` in mean passes."""
+        """Anneal a pattern with the first `few` microbatches alone. heat: in mean pass durations."""
         small, share = shortened(self.g, few), few / self.g.microbatches
         target = self.target if share == 1 else least_value(small)
         rounds = max(1, int(min(seconds, self.left) / (share * self.cost)))
@@ -225,7 +225,7 @@ class BlockSearch:
         return annealed
 
     def target_arm(self) -> Iterator[None]:
-        """Anneal the pool's target starts in turn, each from where it came; sometimes the worst is dropped."""
+        """Anneal the target starts of the pool's schedules in turn; sometimes the worst schedule is dropped."""
         while self.pool:
             for begin in list(self.pool):
                 if self.left <= 0:
@@ -241,7 +241,8 @@ class BlockSearch:
                 self.pool.pop()
 
     def sample_arm(self) -> Iterator[None]:
-        """Anneal the pool's target starts with few microbatches, where a trial costs little, and repeat what is steady."""
+        """Anneal samples of the pool's schedules with few microbatches, where a trial is cheap, and repeat their steady
+        state."""
         while self.pool:
             for begin in list(self.pool):
                 if self.left <= 0:
@@ -258,18 +259,18 @@ class BlockSearch:
                 yield
 
     def stretch(self, decoded: Decoded) -> Iterator[None]:
-        """Decode a schedule of few microbatches with its steady state repeated, the likeliest periods first."""
+        """Repeat the steady state of a schedule of few microbatches, the most promising periods first, and decode it."""
         tries = int(np.clip(0.03 * self.left / self.cost, 3, 30))
         for target in stretched_targets(decoded.start, self.g.microbatches, tries):
             yield from self.decode_all(target, (decoded.rule,))
 
     def annealed_targets(self, g: MicrobatchGraph, begin: Decoded, target: int, cost: float) -> tuple[Decoded, int]:
-        """What one annealing over target starts finds, and its rounds; `cost`: seconds that one of them takes."""
+        """The result of one annealing over target starts, and its rounds. cost: seconds of a round."""
         rounds = max(1, int(min(ANNEALING_SECONDS, self.left) / cost))
         heat = self.mean * float(self.random.choice(TARGET_HEATS))
         return anneal_targets(g, begin, Annealing(self.shifts, target, rounds, heat, self.seed())), rounds
 
     def count(self, rounds: int, began: float, few: int) -> None:
-        """Count so many decodings of `few` microbatches since `began`, and learn what one of all microbatches takes."""
+        """Count the effort of so many decodings of `few` microbatches since `began`, and update `cost`."""
         self.clock.spend(self.seconds_of(rounds, few))
         self.cost = max(1e-7, (self.clock.used - began) / rounds * self.g.microbatches / few)

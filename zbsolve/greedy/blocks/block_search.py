@@ -1,7 +1,7 @@
-"""Schedules from building blocks: for several stages a rank and for tight memory, where list scheduling fails.
+"""Schedules from building blocks: for several stages a rank and for tight memory, where list scheduling is weak.
 
 A block is repeated, squeezed, and its ramps are filled, after arXiv 2405.15362, section 3. Blocks of several periods are
-tried, since a short period wins with many microbatches and a short life of what is held with few. Annealing improves
+tried: with many microbatches a short period is best, with few a short time in which memory is held. Annealing improves
 patterns of target starts, and then single target starts of the best schedules.
 """
 
@@ -21,13 +21,13 @@ from .block_arms import FIRST_ROUNDS, RULES, BlockSearch
 from .building_block import block_peaks
 from .steady_state import sample_sizes
 
-PATTERN_SHARE, MAX_PATTERN_SECONDS = 0.1, 3.0  # of the time for annealing one pattern; at most, since nothing ends it early
-ARM_SHARES = (0.1, 0.45)  # of the time is over when blocks, then patterns have had their turn
-DECODINGS_PER_SCHEDULE = 20  # that making a schedule and verifying it takes as long as, about
-SLOW_DECODING = 3e-3  # seconds: where one decoding takes longer, small samples are annealed too
-EXPLORATION = 0.4  # how often an arm that gained less lately is tried
-LEAST_COST = 1e-7  # seconds: of work that took no time by the clock
-MIN_TURN, TURN_SHARE = 0.05, 0.02  # seconds of an arm's turn at least, and of what is left
+PATTERN_SHARE, MAX_PATTERN_SECONDS = 0.1, 3.0  # of the time, for annealing one pattern; at most, since it cannot be stopped
+ARM_SHARES = (0.1, 0.45)  # of the time: when the first turn of blocks, then that of patterns ends
+DECODINGS_PER_SCHEDULE = 20  # making and verifying a schedule takes about as long as so many decodings
+SLOW_DECODING = 3e-3  # seconds: if one decoding takes longer, small samples are annealed too
+EXPLORATION = 0.4  # how often a random arm is tried in place of the best
+LEAST_COST = 1e-7  # seconds: the least time that work counts
+MIN_TURN, TURN_SHARE = 0.05, 0.02  # seconds of an arm's turn at least; and as a share of the time left
 
 
 def block_schedules(
@@ -41,20 +41,20 @@ def block_schedules(
 ) -> Iterator[Schedule]:
     """Better and better schedules of `problem` for `seconds` of the clock, the first at once.
 
-    Where microbatches differ in numbers, mean ones are searched, and what is better for those is yielded. Yields none where
-    they differ in more, or where passes need more than one stream.
+    If microbatches differ in numbers, mean microbatches are searched, and schedules that are better for those are yielded.
+    There are none if they differ in more, or if passes occupy several streams.
 
-    target: µs. The search ends earlier where a schedule of that value is found.
-    others: what other sources have found by now. Each is decoded again by its start times, mended where it is over the
+    target: the value, µs, at which the search ends.
+    others: schedules that other sources have found so far. Each is decoded by its start times, repaired if it exceeds the
       memory, and improved here.
-    room: the share of the memory of side streams that is left for them (see `with_room_for_them`).
+    room: the share of side passes' memory that is left for them (see `with_room_for_them`).
     """
     plain = with_room_for_them(problem, room)
     g = None if plain is None else microbatch_graph(with_mean_microbatches(plain))
     if g is None:
         return
     g = g._replace(passes=np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)[g.passes])
-    target = max(target, least_value(g)) if problem.alike else 0  # of a mean microbatch no value is one of the problem
+    target = max(target, least_value(g)) if problem.alike else 0  # values with mean microbatches are not the problem's
     random = np.random.default_rng(seed)
     search = BlockSearch(g, clock.share(seconds), target, random, others, sample_sizes(g))
     for best in _improvements(search):
@@ -62,13 +62,13 @@ def block_schedules(
 
 
 def try_each_annealing(problem: Problem) -> None:
-    """One trial of each annealing, so that its kernels are compiled: `block_schedules` needs some only on hard problems."""
+    """Run one trial of each annealing, to compile its kernels: `block_schedules` needs some only on hard problems."""
     g = microbatch_graph(problem)
     if g is None:
         return
     search = BlockSearch(g, Clock(1.0, 100.0).part(1.0), 0, np.random.default_rng(0), tuple)
     block_peaks(g, search.block)
-    search.cost = 1.0  # so long that there is time for one trial at a time
+    search.cost = 1.0  # so high that the time allows one trial at a time
     for _ in search.decode_block(search.block, RULES[:1]):
         pass
     for arm in (search.pattern_arm(1.0), search.target_arm()):
@@ -76,7 +76,8 @@ def try_each_annealing(problem: Problem) -> None:
 
 
 def _improvements(search: BlockSearch) -> Iterator[Decoded]:
-    """Ever better decoded schedules; not all of them, since using one costs about `DECODINGS_PER_SCHEDULE` decodings."""
+    """Better and better decoded schedules; not all of them, since using one costs about `DECODINGS_PER_SCHEDULE`
+    decodings."""
     shown, when = -1, 0.0
     for _ in _steps(search):
         better = search.pool and (shown < 0 or search.pool[0].value < shown)
@@ -91,8 +92,7 @@ def _improvements(search: BlockSearch) -> Iterator[Decoded]:
 
 
 def _steps(search: BlockSearch) -> Iterator[None]:
-    """The search, step by step: a block found at once, then further blocks, then patterns, then the arms by what each
-    gains."""
+    """The search, step by step: a block at once, then further blocks, then patterns, then all arms by their gains."""
     began, total = search.clock.used, search.left
     for _ in search.shorter(FIRST_ROUNDS):
         pass
@@ -116,7 +116,7 @@ def _steps(search: BlockSearch) -> Iterator[None]:
 
 
 def _take_turns(search: BlockSearch, arms: list[Iterator[None]]) -> Iterator[None]:
-    """Advance the arm that lately gained most a second, another one now and then; each while it has more to try."""
+    """Step the arm with the highest recent gain a second, sometimes a random one, until all have ended."""
     gain = np.full(len(arms), np.inf)
     while search.pool and arms:
         yield from search.adopt()

@@ -1,10 +1,9 @@
 """Building blocks: one microbatch's passes with fixed offsets, repeated every period (arXiv 2405.15362, section 3).
 
-This is modulo scheduling (Rau, 1994) of one microbatch's graph. A block is legal where no two passes of a rank overlap
-modulo the period, edges hold within the block, and what each rank holds at any phase fits its capacity. `first_fit` and
-`packing.packed_fit` make a block from target offsets; `period_search.anneal_block` searches over the targets for a block
-that fits the memory.
-"""
+This is modulo scheduling (Rau, 1994) of one microbatch's graph. A block is *legal* if no two passes of a rank overlap modulo
+the period, edges hold within the block, and at every phase each rank holds no more than its capacity. `first_fit` and
+`packing.packed_fit` make a block from target offsets; `period_search.anneal_block` searches for targets whose block fits the
+memory."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from ..arrays.microbatch import MicrobatchGraph, rank_work
 
 
 class MemoryEdges(NamedTuple):
-    """Edges that hold memory, by rank: first[r]:first[r + 1] are rank r's. before and after are lanes, bytes is held."""
+    """Edges that hold memory, by rank: first[r]:first[r + 1] are rank r's. before, after: lanes. bytes: held."""
 
     first: Ints
     before: Ints
@@ -43,8 +42,8 @@ def memory_edges(g: MicrobatchGraph) -> MemoryEdges:
 
 
 def period_lower_bound(g: MicrobatchGraph) -> int:
-    """No block has a shorter period, µs: 1; a rank's work; and its bytes times how long they are held at least, over its
-    capacity (Little's law)."""
+    """A lower bound on the period of every block, µs: 1; a rank's work; and its bytes times the least time that they are
+    held, over its capacity (Little's law)."""
     held = g.bytes > 0
     begin, number = np.unique(g.before[held], return_inverse=True)
     kept = np.zeros(len(g.before), np.int64)
@@ -54,8 +53,8 @@ def period_lower_bound(g: MicrobatchGraph) -> int:
 
 
 def longest_ways(g: MicrobatchGraph, begin: Ints) -> Ints:
-    """µs of the longest way from the start of each lane of `begin` to the end of each lane, shape (lanes, len(begin)); −1
-    where there is none."""
+    """The longest path from the start of each lane of `begin` to the end of each lane, µs, shape (lanes, len(begin)); −1:
+    there is none."""
     longest = np.full((len(g.duration), len(begin)), -1, np.int64)
     longest[begin, np.arange(len(begin))] = g.duration[begin]
     for lane in range(len(g.duration)):
@@ -67,7 +66,7 @@ def longest_ways(g: MicrobatchGraph, begin: Ints) -> Ints:
 
 
 def serial_block(g: MicrobatchGraph) -> BuildingBlock:
-    """One microbatch after the other, nothing overlapping: legal wherever one microbatch fits."""
+    """One pass after the other, without overlap: legal if one microbatch fits."""
     offset = np.zeros(len(g.duration), np.int64)
     now = 0
     for lane in range(len(g.duration)):
@@ -77,14 +76,15 @@ def serial_block(g: MicrobatchGraph) -> BuildingBlock:
 
 
 def plain_block(g: MicrobatchGraph) -> BuildingBlock:
-    """Each pass as soon as its inputs are there and its rank is free, every least period; whatever the memory is."""
+    """Each pass as soon as its inputs are there and its rank is free; the period is the work of the busiest rank. Memory
+    does not count."""
     period, offset = int(rank_work(g).max()), np.zeros(len(g.duration), np.int64)
     first_fit(g, offset.copy(), max(1, period), offset)
     return BuildingBlock(offset, max(1, period))
 
 
 def earliest_offsets(g: MicrobatchGraph) -> Ints:
-    """Offsets, µs, shape (lanes,), where every pass starts as soon as its inputs are there, whatever overlaps: memory is
+    """Offsets, µs, shape (lanes,), with every pass as soon as its inputs are there, even if passes overlap. So memory is
     held for the shortest time."""
     offset = np.zeros(len(g.duration), np.int64)
     for lane in range(len(offset)):
@@ -93,7 +93,7 @@ def earliest_offsets(g: MicrobatchGraph) -> Ints:
 
 
 def _inputs_end(g: MicrobatchGraph, offset: Ints, lane: int) -> int:
-    """When the lane's inputs have arrived, µs; 0 where it has none."""
+    """When the lane's inputs have arrived, µs; 0 if it has none."""
     into = slice(g.in_first[lane], g.in_first[lane + 1])
     source = g.in_lane[into]
     return int((offset[source] + g.duration[source] + g.in_lag[into]).max(initial=0))
@@ -105,8 +105,8 @@ def shorter_blocks(
     near: Callable[[Ints, int], tuple[BuildingBlock, bool]],
     going: Callable[[], bool],
 ) -> Iterator[BuildingBlock]:
-    """Legal blocks of falling period, µs, by bisection between `best` and what no block can beat, while `going()`.
-    `near(offset, period)`: a block near such offsets, and whether it is legal."""
+    """Legal blocks of falling period, by bisection between that of `best` and the lower bound, while `going()`. near: from
+    offsets and a period makes a block close to them, and tells whether it is legal."""
     low = period_lower_bound(g)
     middle = low
     while low < best.period and going():
@@ -129,18 +129,18 @@ def block_peaks(g: MicrobatchGraph, block: BuildingBlock) -> Ints:
 
 
 def shift_lengths(g: MicrobatchGraph) -> Ints:
-    """By how much annealings shift passes, µs: lengths of passes and sums of two of them."""
+    """The shifts that annealing uses, µs: durations of passes and sums of two of them."""
     single = np.unique(g.duration[g.duration > 0])
     if len(single) == 0:
         return np.ones(1, np.int64)
-    few = single[np.linspace(0, len(single) - 1, min(len(single), 12)).astype(np.int64)]
-    return np.unique(np.concatenate([few, (few[:, None] + few[None, :]).ravel()]))
+    lengths = single[np.linspace(0, len(single) - 1, min(len(single), 12)).astype(np.int64)]
+    return np.unique(np.concatenate([lengths, (lengths[:, None] + lengths[None, :]).ravel()]))
 
 
 @kernel
 def held_peaks(g: MicrobatchGraph, edges: MemoryEdges, offset: Ints, period: int) -> Ints:
-    """The most bytes that lie in each pool of `edges` while offsets repeat. A pool's peak is where one of its edges takes;
-    an edge that lives for q periods and a rest is held q times always, and once more while the rest lasts."""
+    """The most bytes held in each pool of `edges` while the offsets repeat. The peak is at the start of some edge. An edge
+    that lives for q periods and a rest is held q times at all phases, and once more during the rest."""
     ranks = len(edges.first) - 1
     peak = np.zeros(ranks, np.int64)
     for rank in range(ranks):
@@ -158,8 +158,8 @@ def held_peaks(g: MicrobatchGraph, edges: MemoryEdges, offset: Ints, period: int
 
 @kernel
 def first_fit(g: MicrobatchGraph, target: Ints, period: int, offset: Ints) -> int:
-    """Fill `offset`: each lane in turn at the first free phase of its rank at or after its target and its inputs, all in
-    µs, shape (lanes,). Returns how many lanes found no free phase that is long enough, and overlap others."""
+    """Fill `offset`: each lane in turn takes the first free phase of its rank at or after its target and its inputs. µs,
+    shape (lanes,) each. Returns how many lanes found no phase that is long enough, and overlap others."""
     misfits = 0
     for lane in range(len(target)):
         at = target[lane]
@@ -192,8 +192,8 @@ def first_fit(g: MicrobatchGraph, target: Ints, period: int, offset: Ints) -> in
 
 @kernel
 def shift_targets(target: Ints, shifts: Ints, ranks: int) -> None:
-    """Shift target offsets, in place: of one lane, of all from one on (at once, or more and more), or of some in a row."""
-    # It gets the number of ranks, not the graph: to count references to the graph's arrays took 8 % of an annealing.
+    """Shift target offsets, in place: of one lane, of all from one on (equally or increasingly), or of some in a row."""
+    # It takes the number of ranks, not the graph: counting references to the graph's arrays took 8 % of an annealing.
     lanes = len(target)
     step = shifts[np.random.randint(len(shifts))]
     if np.random.randint(3) == 0:

@@ -1,10 +1,9 @@
-"""Where a pass of a building block goes so that memory has room for it: modulo scheduling with pools, compiled.
+"""Places the passes of a building block so that they fit the memory: modulo scheduling with pools. Compiled.
 
-Lanes are placed one after the other, each at the first phase where its stream is free and every pool has room at all phases
-(Huff, 1993, lifetime-sensitive modulo scheduling). What is held from a placed lane to one that is not yet counts for as long
-as it is held at least. A pass that fetches what it takes is placed with the first pass that waits for it, as late as it can
-be. Where pools are no larger than a few of the edges in them this finds blocks that moving lanes about does not.
-"""
+Lanes are placed one by one, each at the first phase where its stream is free and every pool has room at all phases (Huff,
+1993, lifetime-sensitive modulo scheduling). Bytes held from a placed lane to one that is not placed count for the least time
+that they are held. A *fetch* (a side pass that takes device memory for a later pass) is placed together with the first pass
+that waits for it, as late as possible. If pools hold only a few edges, this finds blocks that annealing does not."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from .building_block import MemoryEdges, longest_ways
 
 @kernel
 def free_near(g: MicrobatchGraph, placed: Bools, lane: int, at: int, limit: int, period: int, offset: Ints) -> int:
-    """The time nearest to `at`, on the way to `limit`, when no other placed lane of the stream runs; `limit` where there is
-    none. placed, offset: whether and when each lane has a place, shape (lanes,). All in µs."""
+    """The first time from `at` towards `limit` at which no other placed lane of the stream runs, µs; `limit` if there is
+    none. placed, offset: whether and where each lane is placed, shape (lanes,). period: µs."""
     length, rank, back = g.duration[lane], g.rank[lane], limit < at
     moved = length > 0
     while moved and (at > limit if back else at < limit):
@@ -44,13 +43,13 @@ def free_near(g: MicrobatchGraph, placed: Bools, lane: int, at: int, limit: int,
 
 
 class BlockPools(NamedTuple):
-    """What a block of all streams holds in every pool, on devices and beside them.
+    """The memory of a block of all streams, in every pool.
 
-    edges: those that hold memory, by pool. least: µs that each of them is held at least. room: bytes of each pool.
+    edges: those that hold memory, by pool. least: the least time that each of them is held, µs. room: bytes of each pool.
     pool_first, pools: the pools in which each lane takes or frees, in compressed rows.
 
-    One value a lane: fetch, whether it takes memory of a device on a side stream for a later pass (what is fetched early is
-    held for longer); late and early, whether the pools hold less where it comes later or earlier.
+    One value a lane: fetch, whether it is a fetch (see the module); late and early, whether the pools hold less if it comes
+    later or earlier.
     """
 
     edges: MemoryEdges
@@ -64,7 +63,7 @@ class BlockPools(NamedTuple):
 
 
 def pools_of(problem: Problem, g: MicrobatchGraph) -> BlockPools:
-    """Those of a problem, where g is the graph of one microbatch on all streams (see `paced.paced_graph`)."""
+    """The pools of a problem. g: the graph of one microbatch on all streams (see `period_search.paced_graph`)."""
     e, lanes, room = problem.edges, len(g.duration), problem.room
     lane = np.full(len(problem.passes), -1, np.int64)
     lane[g.passes[:, 0]] = np.arange(lanes)
@@ -83,21 +82,21 @@ def pools_of(problem: Problem, g: MicrobatchGraph) -> BlockPools:
 
 
 def least_period(g: MicrobatchGraph, pools: BlockPools) -> int:
-    """No block has a shorter period, µs: the work of a stream; and a pool's bytes times how long they are held at least,
-    over its room (Little's law)."""
+    """A lower bound on the period of every block, µs: the work of a stream; and the bytes of a pool times the least time
+    that they are held, over its room (Little's law)."""
     pool = np.repeat(np.arange(len(pools.room)), np.diff(pools.edges.first))
     energy = np.bincount(pool, pools.edges.bytes * pools.least, len(pools.room))
     return max(1, int(rank_work(g).max()), int(np.ceil((energy / np.maximum(pools.room, 1)).max(initial=0) - 1e-9)))
 
 
 NOBODY = -1
-FETCH_STEPS = 64  # of a period: a pass for which nothing can be fetched in time comes so much later
-MANY = 1000  # places that are tried as memory is freed, which may be at each end of a short pass; then by steps of a period
+FETCH_STEPS = 64  # a pass whose fetches find no place is tried again 1/64 of a period later
+MANY = 1000  # so many places of a lane are tried whenever memory is freed; then in steps of 1/1000 of a period
 
 
 class _Placing(NamedTuple):
-    """A block while lanes are placed. One value a lane: placed; ready, µs, of a fetch when its inputs are there; user, the
-    lane that a fetch was placed with, or `NOBODY`. begin, rest, size: scratch, for the edges of a pool."""
+    """A block while lanes are placed. One value a lane: placed; ready, when its inputs are there, µs; user, the lane with
+    which a fetch was placed, or `NOBODY`. begin, rest, size: scratch, for the edges of a pool."""
 
     placed: Bools
     ready: Ints
@@ -109,9 +108,9 @@ class _Placing(NamedTuple):
 
 @kernel
 def memory_fit(g: MicrobatchGraph, pools: BlockPools, order: Ints, period: int, offset: Ints) -> bool:
-    """Fill `offset`, µs, shape (lanes,): lanes in this order, an order in which none comes before its inputs.
+    """Fill `offset`, µs, shape (lanes,), by placing lanes in this topological order.
 
-    Returns whether all found a place. The first that finds none ends it: each after it would go through a whole period, too.
+    Returns whether all were placed. It stops at the first lane without a place, to save time.
     """
     lanes, most = len(offset), len(pools.least)
     scratch = np.empty((3, most), np.int64)
@@ -130,7 +129,7 @@ def memory_fit(g: MicrobatchGraph, pools: BlockPools, order: Ints, period: int, 
 
 @kernel
 def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> bool:
-    """Place a lane, and what it needs fetched. Returns whether there is a place."""
+    """Place a lane and its fetches. Returns whether there is a place."""
     first, at, tried = w.ready[lane], w.ready[lane], 0
     while at < first + period:
         at = free_near(g, w.placed, lane, at, first + period, period, offset)
@@ -152,7 +151,7 @@ def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period
 
 @kernel
 def _fetched(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> bool:
-    """Place the fetches that a placed lane waits for, each as late as it can be. Returns whether all have a place."""
+    """Place the fetches that a placed lane waits for, each as late as possible. Returns whether all have a place."""
     for e in range(g.in_first[lane], g.in_first[lane + 1]):
         i = g.in_lane[e]
         if pools.fetch[i] and not w.placed[i]:
@@ -166,7 +165,7 @@ def _fetched(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, peri
 
 @kernel
 def _take_back(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, offset: Ints) -> None:
-    """Undo the placing of a lane and of its fetches."""
+    """Undo the placement of a lane and its fetches."""
     w.placed[lane] = False
     for e in range(g.in_first[lane], g.in_first[lane + 1]):
         i = g.in_lane[e]
@@ -176,7 +175,7 @@ def _take_back(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, of
 
 @kernel
 def _full_pool(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> int:
-    """A pool of the lane, or of what was fetched for it, that has no room; −1: none."""
+    """A pool of the lane or of its fetches that is over its room; −1: none."""
     for k in range(pools.pool_first[lane], pools.pool_first[lane + 1]):
         if not _has_room(g, pools, w, pools.pools[k], period, offset):
             return int(pools.pools[k])
@@ -191,7 +190,7 @@ def _full_pool(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, pe
 
 @kernel
 def _has_room(g: MicrobatchGraph, pools: BlockPools, w: _Placing, pool: int, period: int, offset: Ints) -> bool:
-    """Whether a pool holds no more than its room at any phase."""
+    """Whether a pool keeps within its room at all phases."""
     edges, count, always, most = pools.edges, 0, 0, 0
     for e in range(edges.first[pool], edges.first[pool + 1]):
         a, z = edges.before[e], edges.after[e]
@@ -223,7 +222,7 @@ def _has_room(g: MicrobatchGraph, pools: BlockPools, w: _Placing, pool: int, per
 
 @kernel
 def _until_freed(g: MicrobatchGraph, pools: BlockPools, w: _Placing, pool: int, at: int, period: int, offset: Ints) -> int:
-    """How long after `at` something in a pool is freed next, µs."""
+    """The time from `at` to the next moment at which memory of a pool is freed, µs."""
     edges, wait = pools.edges, period
     for e in range(edges.first[pool], edges.first[pool + 1]):
         a, z = edges.before[e], edges.after[e]

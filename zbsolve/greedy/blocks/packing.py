@@ -1,10 +1,9 @@
-"""Where a pass of a building block goes so that no gap is left that nothing fits into: the rest of its rank still packs.
+"""Places the passes of a building block so that the other passes of the rank still fit into the gaps.
 
-`building_block.first_fit` takes the first free phase that is long enough. Near a period that is all work, that leaves gaps
-shorter than any pass, and later passes find no place. Here a pass takes the first phase that leaves room for all the others
-of its rank: at an end of a gap, or so far from it that one or two others fill what is between. So a period that is all work
-costs no search where memory is ample, and where it is scarce this is where annealing begins.
-"""
+`building_block.first_fit` takes the first free phase that is long enough. If the period is hardly longer than the work, that
+leaves gaps shorter than any pass, and later passes find no place. Here a pass takes the first phase that leaves room for all
+others of its rank: at an end of a gap, or at a distance that one or two others fill. So with ample memory a period equal to
+the work needs no search; with little memory annealing starts from these blocks."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from ...util.kernels import kernel
 from ..arrays.microbatch import MicrobatchGraph
 from .building_block import BuildingBlock, block_peaks, earliest_offsets, period_lower_bound, serial_block
 
-PACKING_STEPS = 200  # of the search whether the rest packs: what takes longer counts as not packing
+PACKING_STEPS = 200  # of the search whether the other passes fit; after more steps the answer is no
 
 
 class _Scratch(NamedTuple):
-    """What `_first_packing` works with, one array each: phases and lengths of the rank's passes that are placed, µs; lengths
-    of those that are not, longest first; where gaps begin and how long they are; gaps that a trial leaves; what one or two
-    of the rest take; phases to try."""
+    """Scratch arrays of `_first_packing`, µs. phase, length: of the rank's placed passes. rest: lengths of the others,
+    longest first. gap_begin, gap: begins and lengths of gaps. left: gaps that a trial leaves. sums: lengths of one or two of
+    the others. tried: phases to try."""
 
     phase: Ints
     length: Ints
@@ -37,8 +36,8 @@ class _Scratch(NamedTuple):
 
 @kernel
 def packed_fit(g: MicrobatchGraph, target: Ints, period: int, offset: Ints) -> int:
-    """Fill `offset`: each lane in turn at the first phase of its rank at or after its target and its inputs that leaves room
-    for the rank's later lanes, all in µs, shape (lanes,). Returns how many found none, and overlap others."""
+    """Fill `offset`: each lane in turn takes the first phase, at or after its target and its inputs, that leaves room for
+    the rank's later lanes. µs, shape (lanes,) each. Returns how many lanes found none, and overlap others."""
     most = 0
     for rank in range(len(g.capacity)):
         most = max(most, g.rank_lane_first[rank + 1] - g.rank_lane_first[rank])
@@ -58,7 +57,7 @@ def packed_fit(g: MicrobatchGraph, target: Ints, period: int, offset: Ints) -> i
 
 @kernel
 def _scratch(most: int) -> _Scratch:
-    """Room for ranks of at most so many lanes."""
+    """Scratch arrays for ranks of at most so many lanes."""
     sums = 1 + most + most * most
     column = np.empty((6, most + 2), np.int64)
     tried = np.empty(2 * sums * (most + 1) + 1, np.int64)
@@ -67,7 +66,7 @@ def _scratch(most: int) -> _Scratch:
 
 @kernel
 def _first_packing(g: MicrobatchGraph, offset: Ints, lane: int, at: int, period: int, s: _Scratch) -> int:
-    """How long a lane that is ready `at` waits for a phase that leaves room for the rest of its rank, µs; −1: none does."""
+    """How long a lane that is ready `at` must wait for a phase that leaves room for the others, µs; −1: there is none."""
     placed, rest = _neighbours(g, offset, lane, at, period, s)
     if placed == 0:
         return 0
@@ -91,8 +90,8 @@ def _first_packing(g: MicrobatchGraph, offset: Ints, lane: int, at: int, period:
 
 @kernel
 def _neighbours(g: MicrobatchGraph, offset: Ints, lane: int, at: int, period: int, s: _Scratch) -> tuple[int, int]:
-    """The other lanes of a lane's rank: those before it by their phase after `at`, those behind it by their length. Returns
-    how many there are of each."""
+    """Fill in the other lanes of a lane's rank: placed ones sorted by their phase after `at`, later ones by their length.
+    Returns how many there are of each."""
     placed, rest, rank = 0, 0, g.rank[lane]
     for k in range(g.rank_lane_first[rank], g.rank_lane_first[rank + 1]):
         other = g.rank_lanes[k]
@@ -118,7 +117,7 @@ def _neighbours(g: MicrobatchGraph, offset: Ints, lane: int, at: int, period: in
 
 @kernel
 def _gaps(s: _Scratch, placed: int, period: int) -> int:
-    """The gaps between placed passes, of which the last may reach into the next period. Returns how many there are."""
+    """Fill in the gaps between placed passes; the last may reach into the next period. Returns how many there are."""
     gaps = 0
     for i in range(placed):
         end = s.phase[i] + s.length[i]
@@ -131,7 +130,7 @@ def _gaps(s: _Scratch, placed: int, period: int) -> int:
 
 @kernel
 def _sums(s: _Scratch, gaps: int, rest: int, length: int) -> int:
-    """0 and what one or two of the rest take, as far as a gap has room for it beside the pass. Returns how many."""
+    """Fill in 0 and the lengths of one or two of the others that fit into a gap beside the pass. Returns how many."""
     room = -length
     for i in range(gaps):
         room = max(room, s.gap[i] - length)
@@ -151,7 +150,7 @@ def _sums(s: _Scratch, gaps: int, rest: int, length: int) -> int:
 
 @kernel
 def _phases(s: _Scratch, gaps: int, sums: int, length: int, period: int) -> int:
-    """Phases at which a pass could begin, ascending: at once, and so far from an end of a gap as others fill. Returns how
+    """Fill in the phases to try, ascending: 0, and those whose distance to an end of a gap is one of the sums. Returns how
     many."""
     count = 0
     for i in range(gaps):
@@ -171,7 +170,7 @@ def _phases(s: _Scratch, gaps: int, sums: int, length: int, period: int) -> int:
 
 @kernel
 def _packs(gaps: Ints, count: int, rest: Ints, passes: int) -> bool:
-    """Whether passes, longest first, fit into gaps (which change), as far as a short search sees."""
+    """Whether passes, longest first, fit into gaps, by a short search with backtracking. Changes `gaps`."""
     total, room = 0, 0
     for i in range(passes):
         total += rest[i]
@@ -187,7 +186,7 @@ def _packs(gaps: Ints, count: int, rest: Ints, passes: int) -> bool:
         if k >= 0:
             gaps[k] += rest[i]
         elif i > 0 and rest[i] == rest[i - 1]:
-            k = where[i - 1] - 1  # of alike passes none lies in an earlier gap than the one before
+            k = where[i - 1] - 1  # symmetry: of equal passes none lies in an earlier gap than the one before
         k += 1
         while k < count and gaps[k] < rest[i]:
             k += 1
@@ -209,12 +208,12 @@ def _packs(gaps: Ints, count: int, rest: Ints, passes: int) -> bool:
 # --- The least period at which packing fits the memory ---
 
 
-COARSE, FINE, LONGEST = 48, 192, 2.5  # periods that are tried, from what no block can beat to so many times as much
+COARSE, FINE, LONGEST = 48, 192, 2.5  # numbers of periods that are tried; COARSE ones are up to LONGEST times the bound
 
 
 def packed_block(g: MicrobatchGraph, target: Ints, period: int) -> tuple[BuildingBlock, bool]:
-    """The block of this period, µs, whose passes start at or after `target`, µs, shape (lanes,), packed; and whether it is
-    legal: nothing overlaps, and it fits the memory."""
+    """The packed block of this period, and whether it is legal: nothing overlaps, and it fits the memory. target: least
+    offsets, µs, shape (lanes,). period: µs."""
     offset = np.zeros_like(target)
     misfits = packed_fit(g, target, period, offset)
     block = BuildingBlock(offset - offset.min(), period)
@@ -222,7 +221,7 @@ def packed_block(g: MicrobatchGraph, target: Ints, period: int) -> tuple[Buildin
 
 
 def least_packed(g: MicrobatchGraph) -> BuildingBlock:
-    """The first legal block of rising periods, packed as early as can be; a serial one where none is."""
+    """The first legal block over rising periods, packed as early as possible; a serial block if there is none."""
     low, best, earliest = period_lower_bound(g), serial_block(g), earliest_offsets(g)
     for count, most in ((COARSE, LONGEST * low), (FINE, np.inf)):  # a shorter period may fit where a longer one does not
         for period in np.unique(np.linspace(low, min(most, best.period), count).astype(np.int64))[:-1].tolist():

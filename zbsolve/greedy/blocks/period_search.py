@@ -1,9 +1,8 @@
-"""Blocks on all streams that fit into every pool, of periods as short as are found.
+"""Building blocks on all streams that fit into every pool, with periods as short as possible.
 
-A block whose lanes all come as soon as they can holds what is fetched, and what forwards make, for longer than it must. Here
-lanes move within their slack, to phases where their stream is free (Huff, 1993, section 5: slack goes to whichever end of it
-shortens lifetimes). Annealing over the targets that a block is made from looks at blocks as they are, or settled so.
-"""
+A block whose lanes all start as early as possible holds fetched and forward bytes for longer than needed. *Settling* moves
+lanes within their slack to free phases of their stream, in the direction that shortens lifetimes (Huff, 1993, section 5).
+Annealing over target offsets judges blocks with or without settling."""
 
 from __future__ import annotations
 
@@ -23,14 +22,14 @@ from .building_block import BuildingBlock, MemoryEdges, first_fit, held_peaks, m
 from .memory_packing import BlockPools, free_near, least_period, memory_fit, pools_of
 from .packing import packed_fit
 
-SWEEPS = 2
-HEAT = 0.05  # of rooms: what an annealing takes lightly at first
-USED = 0.02  # of a pool's room in the mean counts as much as so much excess
+SWEEPS = 2  # of settling
+HEAT = 0.05  # the temperature of annealing at first, in rooms of pools
+USED = 0.02  # the weight of a pool's mean use, relative to excess over its room
 
 
 class Settling(NamedTuple):
-    """What an annealing works with: by how much it shifts offsets, µs; the period, µs; how many moves it makes; the seed;
-    whether blocks are settled before they are looked at."""
+    """The options of an annealing. shifts: of offsets, µs. period: µs. rounds: the number of moves. settles: whether blocks
+    are settled before they are judged."""
 
     shifts: Ints
     period: int
@@ -41,7 +40,7 @@ class Settling(NamedTuple):
 
 @kernel
 def settle(g: MicrobatchGraph, pools: BlockPools, period: int, offset: Ints) -> None:
-    """Move lanes of `offset`, µs, shape (lanes,), in place: no two of them overlap that did not before."""
+    """Settle `offset`, µs, shape (lanes,), in place. Lanes that did not overlap before do not overlap after."""
     last, all_lanes = (offset + g.duration).max(), np.ones(len(offset), np.bool_)
     for _ in range(SWEEPS):
         for lane in range(len(offset) - 1, -1, -1):
@@ -60,8 +59,8 @@ def settle(g: MicrobatchGraph, pools: BlockPools, period: int, offset: Ints) -> 
 
 @kernel
 def excess_and_use(g: MicrobatchGraph, edges: MemoryEdges, room: Ints, period: int, offset: Ints) -> tuple[float, float]:
-    """How far a block is over the rooms of its pools, in rooms, summed; and the share of a room that it uses in the mean of
-    its period, summed over pools."""
+    """By how much a block exceeds its pools, in units of their rooms, summed; and its mean use of them in the same units,
+    summed."""
     excess, used = 0.0, 0.0
     peak = held_peaks(g, edges, offset, period)
     for pool in range(len(peak)):
@@ -76,8 +75,8 @@ def excess_and_use(g: MicrobatchGraph, edges: MemoryEdges, room: Ints, period: i
 
 @kernel
 def _anneal(g: MicrobatchGraph, pools: BlockPools, settling: Settling, offset: Ints) -> float:
-    """Annealing over targets, from `offset` (µs, shape (lanes,)), which becomes the best block found. Returns how far that
-    is over the rooms of its pools, in rooms, plus the lanes that overlap others: 0.0 where it is legal. It ends there."""
+    """Annealing over target offsets. offset: the start, µs, shape (lanes,); it becomes the best block found. Returns by how
+    much that exceeds its pools, in rooms, plus the number of lanes that overlap others. It ends at 0.0, a legal block."""
     np.random.seed(settling.seed)
     edges, room, shifts, period, rounds = pools.edges, pools.room, settling.shifts, settling.period, settling.rounds
     target, placed, now, ranks = offset.copy(), offset.copy(), offset.copy(), len(g.capacity)
@@ -105,29 +104,29 @@ def _anneal(g: MicrobatchGraph, pools: BlockPools, settling: Settling, offset: I
 
 
 def anneal_block(g: MicrobatchGraph, start: Ints, period: int, rounds: int, seed: int = 0) -> tuple[BuildingBlock, bool]:
-    """The best block of this period that `rounds` moves of annealing find near the offsets `start`, in the memory of ranks
-    alone; and whether it is legal."""
+    """The best block of this period that `rounds` moves of annealing find from the offsets `start`, and whether it is legal.
+    Only the memory of ranks counts."""
     offset, nothing, nowhere = start.copy(), np.zeros(0, np.int64), np.zeros(0, bool)
     pools = BlockPools(memory_edges(g), nothing, g.capacity, nothing, nothing, nowhere, nowhere, nowhere)
     excess = _anneal(g, pools, Settling(shift_lengths(g), period, rounds, seed, False), offset)
     return BuildingBlock(offset - offset.min(), period), bool(excess == 0)
 
 
-# Periods, over the least that one can be: near it, then far.
+# Periods as multiples of the lower bound: close to it, then longer ones.
 NEAR = (1.003, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.2, 1.27)
 PERIODS = (*NEAR, 1.35, 1.45, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.2, 5.0)
-# Of a block's length, what it adds to a step: passes start earlier than at their pace, above all in fill and drain. (Of 60
-# steps that offload, the block with the least estimate gave a schedule 0.05 % longer than the best of five in the mean.)
+# The share of a block's length that counts in estimates of a step, since ramps are shorter than the block. (In 60 steps with
+# offload, the block with the least estimate gave a schedule that was 0.05 % longer in the mean than the best of five.)
 LENGTH_SHARE = 0.3
 SECONDS_PER_ROUND_LANE = 3e-7  # of an annealing
-TRIED_PERIODS = 5  # that bisection among all looks at
+TRIED_PERIODS = 5  # periods that the bisection tries
 
 Make = Callable[[int], Ints | None]
 
 
 def blocks_in_memory(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list[BuildingBlock]:
-    """Blocks that fit, the one by which the whole step is shortest first, as far as estimated; g: see `paced.paced_graph`.
-    rounds: moves of an annealing for each period that is tried; 0: none."""
+    """Blocks that fit, sorted by the estimated length of the whole step. g: see `paced_graph`. rounds: moves of annealing
+    for each period that is tried; 0: no annealing."""
     least, most = least_period(g, pools), len(PERIODS)
     blocks: list[BuildingBlock] = []
     for make in ways(g, pools, rounds):
@@ -146,8 +145,8 @@ def blocks_in_memory(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list
 
 
 def ways(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list[Make]:
-    """How offsets of a period are made, shape (lanes,), µs, None where they do not fit: with an eye on memory, weight
-    gradients last or right behind what they wait for; packed, then settled; and that annealed."""
+    """Ways to make offsets of a period, µs, shape (lanes,), or None if they do not fit: by `memory_fit`; packed, then
+    settled; and that with annealing."""
 
     def fitted(period: int) -> Ints | None:
         for order in _orders(g):
@@ -169,35 +168,34 @@ def ways(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list[Make]:
 
 
 def block_length(g: MicrobatchGraph, block: BuildingBlock) -> int:
-    """µs from the first start in a block to its last end."""
+    """The length of a block from its first start to its last end, µs."""
     return int((block.offset + g.duration).max())
 
 
 def annealing_seconds(lanes: int) -> float:
-    """What each round of `blocks_in_memory` counts for."""
+    """The effort of each round of `blocks_in_memory`."""
     return TRIED_PERIODS * lanes * SECONDS_PER_ROUND_LANE
 
 
 def _orders(g: MicrobatchGraph) -> tuple[Ints, Ints]:
-    """Lanes in an order of their inputs: as they are, and where each that no pass waits for comes right behind its
-    inputs."""
+    """Two topological orders of lanes: as they are, and with each sink right behind its inputs."""
     lanes = np.arange(len(g.duration))
     inputs = np.full(len(lanes), -1)
     np.maximum.at(inputs, g.after, g.before)
     return lanes, np.lexsort((g.sink, np.where(g.sink > 0, inputs, lanes)))
 
 
-# Periods, over the work of the busiest stream, in groups; so many of a group are tried. None is all work: what is late would
-# stay late.
+# Periods as multiples of the busiest stream's work, in groups of which TRIED are tried. All exceed 1, since with a period
+# equal to the work a pass that is late once stays late.
 PACES = (tuple(np.linspace(1.005, 1.06, 12)), tuple(np.linspace(1.08, 1.2, 4)), (1.35,), (1.6,), (2.0,), (2.6,))
 TRIED = 4
-BEST = 2  # blocks that fit of which schedules are made
-NEARLY = 1.3  # of a device's capacity
+BEST = 2  # blocks that fit from which schedules are made
+NEARLY = 1.3  # times a device's capacity: blocks that take more are left out
 
 
 def paced_graph(problem: Problem) -> MicrobatchGraph | None:
-    """The graph of one microbatch where each stream is a rank of its own and nothing is held; None where microbatches are
-    not alike or a pass occupies several streams. Passes that belong to no microbatch are left out."""
+    """The graph of one microbatch in which each stream is a rank of its own and nothing holds memory; None if microbatches
+    differ or a pass occupies several streams. Passes that belong to no microbatch are left out."""
     rows = np.flatnonzero(problem.in_microbatch)
     kept = problem if len(rows) == len(problem.passes) else problem.only(rows)
     sets = kept.passes.stream_sets
@@ -214,8 +212,8 @@ def paced_graph(problem: Problem) -> MicrobatchGraph | None:
 
 
 def paced_blocks(g: MicrobatchGraph, paces: tuple[float, ...]) -> list[BuildingBlock]:
-    """A packed block of each period, `paces` times the work of the busiest stream, where there is one; the block that takes
-    least for the whole step comes first."""
+    """The packed blocks with periods of `paces` times the work of the busiest stream, if they exist, sorted by the estimated
+    length of the whole step."""
     blocks, work = [], max(1, int(rank_work(g).max()))
     for period in sorted({int(work * pace) for pace in paces}):
         offset = np.zeros(len(g.duration), np.int64)
@@ -225,10 +223,10 @@ def paced_blocks(g: MicrobatchGraph, paces: tuple[float, ...]) -> list[BuildingB
 
 
 def paced_schedules(problem: Problem, best: Callable[[], float], rounds: int = 0) -> Iterator[Schedule]:
-    """Schedules of paced blocks: of those that fit, the shortest first; then of longer and longer periods until one is
-    better than all by then, and others near that one. The latter may break the capacity; those that take far too much on
-    devices are left out. best: asked again and again, the value by now, µs. rounds: of annealing for each period. Ends at
-    once where no block can be made."""
+    """Schedules of blocks on all streams: first of blocks that fit, the shortest first; then of packed blocks with longer
+    and longer periods, until one beats the best schedule, and of its group. The latter may exceed the capacity; blocks that
+    exceed it by far are left out. best: returns the best value so far, µs. rounds: of annealing for each period. There are
+    none if no block can be made."""
     g = paced_graph(problem)
     if g is None:
         return
@@ -250,8 +248,7 @@ def paced_schedules(problem: Problem, best: Callable[[], float], rounds: int = 0
 
 
 def try_each_way(problem: Problem) -> None:
-    """One block of each way to make one, so that its kernels are compiled: `paced_schedules` needs some only on hard
-    problems."""
+    """Make one block in each way, to compile the kernels: `paced_schedules` needs some only on hard problems."""
     g = paced_graph(problem)
     assert g is not None
     pools = pools_of(problem, g)
@@ -260,7 +257,7 @@ def try_each_way(problem: Problem) -> None:
 
 
 def _timeline(problem: Problem, g: MicrobatchGraph, block: BuildingBlock) -> Timeline:
-    """The block repeated, µs; passes of no microbatch behind all that they wait for."""
+    """The timeline of the repeated block; passes of no microbatch come behind all that they wait for."""
     p, e = problem.passes, problem.edges
     start = np.zeros(len(p), np.int64)
     start[g.passes] = block.offset[:, None] + block.period * np.arange(g.microbatches)
@@ -270,8 +267,8 @@ def _timeline(problem: Problem, g: MicrobatchGraph, block: BuildingBlock) -> Tim
 
 
 def _may_fit(problem: Problem, timeline: Timeline) -> bool:
-    """Whether the devices have nearly room where each pass on a side stream takes its memory only before its first user:
-    syncs put off what is a little too early."""
+    """Whether the timeline nearly fits the devices if each side pass takes its memory as late as its first user allows.
+    Syncs delay those that are a little too early."""
     if problem.capacity is None:
         return True
     p, e, start = problem.passes, problem.edges, timeline.start.copy()

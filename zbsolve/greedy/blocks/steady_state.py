@@ -1,7 +1,7 @@
-"""Steady states: a schedule of few microbatches, its middle repeated, is one of many.
+"""Steady states: a schedule of few microbatches becomes one of many by repeating its middle.
 
-What a pipeline does between warm-up and cool-down repeats every few microbatches. A search with few of them costs a
-fraction, and the ramps are the same. Nothing here has to hold: times are only targets, which decoding mends.
+Between warm-up and cool-down a pipeline repeats itself every few microbatches. A search with few microbatches costs a
+fraction, and the ramps are the same. The times here are only targets, which decoding repairs.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from ...problem import Ints
 from ..arrays.microbatch import MicrobatchGraph, rank_work
 from .building_block import earliest_offsets
 
-MAX_REPEATED = 8  # microbatches of a repeated part at most
-# The same where a schedule is cut at a moment, beside as many as are in flight; moments that are tried.
-MAX_REPEATED_BY_TIME, MOMENTS = 16, 38
-FLIGHT_FACTORS = (4, 3, 2)  # samples have so many times the microbatches that are in flight at once
+MAX_REPEATED = 8  # the most microbatches of a repeated part
+MAX_REPEATED_BY_TIME, MOMENTS = 16, 38  # the same if the schedule is cut at a moment; moments that are tried
+FLIGHT_FACTORS = (4, 3, 2)  # sizes of samples, as multiples of the microbatches in flight at once
 MAX_SAMPLE_SHARE = 0.6  # of the microbatches: a larger sample saves too little
 
 
 def sample_sizes(g: MicrobatchGraph) -> tuple[int, ...]:
-    """Numbers of microbatches that show warm-up, steady state and cool-down, largest first; none where the problem has
-    hardly more."""
+    """Numbers of microbatches that are enough for warm-up, steady state and cool-down, largest first; none if the problem
+    has hardly more."""
     flight = microbatches_in_flight(g)
     numbers = {max(3, times * flight + 1) for times in FLIGHT_FACTORS}
     return tuple(sorted((few for few in numbers if few <= MAX_SAMPLE_SHARE * g.microbatches), reverse=True))
 
 
 def microbatches_in_memory(g: MicrobatchGraph) -> int:
-    """How many microbatches the fullest rank can hold."""
+    """How many microbatches the rank with the least room can hold."""
     need = np.bincount(g.rank, g.taken, len(g.capacity))
     return int(np.min(g.capacity / np.maximum(need, 1)))
 
 
 def microbatches_in_flight(g: MicrobatchGraph) -> int:
-    """How many microbatches the ranks can have begun and not ended: by memory, and by depth over period."""
+    """The number of microbatches in flight (begun and not ended) at once: the least of what memory holds, and the time of
+    one microbatch over the work of the busiest rank."""
     depth = int((earliest_offsets(g) + g.duration).max())
     work = max(1, int(rank_work(g).max()))
     return max(1, min(microbatches_in_memory(g), -(-depth // work)))
@@ -45,8 +45,8 @@ def microbatches_in_flight(g: MicrobatchGraph) -> int:
 def stretched_targets(start: Ints, microbatches: int, tries: int) -> Iterator[Ints]:
     """Target starts, µs, shape (lanes, microbatches), from start times of fewer microbatches.
 
-    A part of q microbatches from the c-th on is repeated until there are enough. The `tries` most periodic and shortest
-    of such parts, best first.
+    A part of q microbatches from the c-th on is repeated until there are enough. Yields the targets of the `tries` parts
+    with the shortest and most regular period, best first.
     """
     few = start.shape[1]
     parts = []
@@ -62,11 +62,11 @@ def stretched_targets(start: Ints, microbatches: int, tries: int) -> Iterator[In
 def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flight: int = 1) -> Iterator[Ints]:
     """Target starts, µs, shape (lanes, microbatches), from start times of fewer microbatches, cut at a moment.
 
-    A steady state up to a moment with a cool-down behind it has other microbatches in each lane by then. So each lane's
-    passes up to the moment stay, its next q are repeated until there are enough, a period later each time, and the rest
-    comes behind. least: what so many microbatches take at least, µs; flight: how many are in flight at once, which is how
-    many a steady state in little memory repeats. The likeliest parts come first: none that would take less than `least`,
-    since ramps do; then those of all lanes; of these the one whose slowest lane is the fastest.
+    At a moment of the steady state, lanes have begun different numbers of microbatches. So each lane's passes up to the
+    moment stay, its next q are repeated until there are enough, a period later each time, and the rest comes behind.
+    least: a lower bound for so many microbatches, µs. flight: microbatches in flight at once; in little memory a steady
+    state repeats so many. The most promising parts come first: those that would not beat `least` (ramps would), then those
+    with all lanes, then those whose slowest lane is fastest.
     """
     few, steady = start.shape[1], {}
     further, span = microbatches - few, float(start.max() - start.min())
@@ -83,14 +83,15 @@ def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flig
 
 
 def _steps(start: Ints, begun: Ints, q: int) -> Ints:
-    """By how much q passes are later than the first that has not begun, µs, of the lanes with more than q left."""
+    """For lanes with more than q passes left: the time from the first pass that has not begun to the q-th one after it,
+    µs."""
     lanes = np.flatnonzero(begun + q < start.shape[1])
     return start[lanes, begun[lanes] + q] - start[lanes, begun[lanes]]
 
 
 def _with_part_repeated(start: Ints, begun: Ints, q: int, more: int, period: float, whole: int = 0) -> Ints:
-    """The q passes of each lane behind those that have begun again and again, so that there are `more`, a period (µs) later
-    each time; of a lane with fewer left its last q, behind its end. whole: so many more come from the part."""
+    """Repeat the q passes of each lane behind its begun ones, a period (µs) later each time, until there are `more` further
+    passes. A lane with fewer than q left repeats its last q, behind its end. whole: so many further passes of the part."""
     few = start.shape[1]
     ends = begun + q > few
     cut = np.where(ends, few, begun)[:, None]
@@ -104,8 +105,8 @@ def _with_part_repeated(start: Ints, begun: Ints, q: int, more: int, period: flo
 
 
 def shrunk_targets(start: Ints, few: int, c: int) -> Ints:
-    """Target starts, µs, shape (lanes, few): of the first `c` microbatches, and of as many of the last that there are
-    `few`."""
+    """Target starts of a sample of `few` microbatches, µs, shape (lanes, few): the first `c`, and the others from the
+    end."""
     more = start.shape[1] - few
     shift = int((start[:, c + more] - start[:, c]).mean())
     return np.concatenate([start[:, :c], start[:, c + more :] - shift], axis=1)

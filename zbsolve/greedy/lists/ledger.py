@@ -1,9 +1,8 @@
-"""The list scheduler's memory: what is held, and whether more may be taken without a deadlock, compiled.
+"""The list scheduler's memory: what is held, and whether a pass may take more without a deadlock. Compiled.
 
-The test is Dijkstra's banker's algorithm, with accounts (microbatches) as the banker's customers. A pass whose bytes a copy
-sends to a further pool may also start where the banker says no, if the copy's room there is taken with it: then nothing
-keeps the copy from running, and what it will free on the device counts as free.
-"""
+The test is Dijkstra's banker's algorithm, with *accounts* (microbatches) as the banker's customers. A pass whose bytes a
+copy moves to a further pool may start even if the banker refuses, if the copy's room there is reserved with it. Then nothing
+prevents the copy from running, and the bytes that it will free on the device count as free."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ RESERVED = 3
 
 
 class Ledger(NamedTuple):
-    """What is held at one moment, bytes; nothing is written down of pools without a limit.
+    """The memory that is held, bytes, in pools that have a limit.
 
     One value a pool: used, bytes held; oldest, the first account that may still take or hold memory; credit, bytes held
-      that copies with room of their own will free.
+      that copies with reserved room will free.
     Shape (pools, accounts): held, what an account gives back at its end beyond what it has yet to take; still, what it
       needs yet.
-    One value a pass: phase, 0 before it starts, 1 while it runs, 2 when it has ended, `RESERVED` for a copy whose room was
-      taken ahead, until it has ended; to its account it is over.
+    One value a pass: phase, 0 before it starts, 1 while it runs, 2 when it has ended; `RESERVED` for a copy whose room was
+      reserved, until it ends: its account counts it as ended.
     """
 
     used: Ints
@@ -46,14 +45,14 @@ def new_ledger(a: ProblemArrays) -> Ledger:
 
 @inner_kernel
 def may_take(a: ProblemArrays, ledger: Ledger, i: int) -> bool:
-    """Whether pass i may take its memory: in each pool every account up to its own can then still finish, one after the
-    other. In each pool alone that is enough, for accounts come in the same order everywhere."""
+    """Whether pass i may take its memory: all accounts up to its own can then still finish, one after the other. It is
+    enough to test each pool by itself, since accounts have the same order in all pools."""
     return _may_plainly(a, ledger, i) or _may_reserve(a, ledger, i)
 
 
 @inner_kernel
 def _may_plainly(a: ProblemArrays, ledger: Ledger, i: int) -> bool:
-    """`may_take`, with nothing taken ahead."""
+    """`may_take` without a reservation."""
     if ledger.phase[i] == RESERVED:
         return True
     moves = a.accounts
@@ -67,8 +66,8 @@ def _may_plainly(a: ProblemArrays, ledger: Ledger, i: int) -> bool:
 
 @inner_kernel
 def _may_reserve(a: ProblemArrays, ledger: Ledger, i: int) -> bool:
-    """Whether pass i may take its memory if the room of its copy out is taken too, from now on. The copy before it in its
-    lane, which runs first, must have its own (and so on)."""
+    """Whether pass i may take its memory if the room of its copy to a further pool is reserved now. The copy before that one
+    in its lane runs first, so it must have started or be reserved."""
     o, pool = a.accounts.copy_out[i], a.rank[i]
     if o < 0 or ledger.phase[o] != 0 or a.room[pool] == UNLIMITED:
         return False
@@ -87,7 +86,7 @@ def _may_reserve(a: ProblemArrays, ledger: Ledger, i: int) -> bool:
 
 @inner_kernel
 def take(a: ProblemArrays, ledger: Ledger, i: int) -> None:
-    """Pass i starts and takes its memory, and that of its copy out where it may not without."""
+    """Pass i starts and takes its memory. If needed, the room of its copy to a further pool is reserved."""
     moves = a.accounts
     if ledger.phase[i] == RESERVED:
         return
@@ -102,7 +101,7 @@ def take(a: ProblemArrays, ledger: Ledger, i: int) -> None:
 
 @inner_kernel
 def _take_plainly(a: ProblemArrays, ledger: Ledger, i: int) -> None:
-    """`take`, with nothing taken ahead."""
+    """`take` without a reservation."""
     moves = a.accounts
     if a.taken[i] > 0:
         _take_in(a, ledger, i, a.rank[i], a.taken[i])
@@ -114,7 +113,7 @@ def _take_plainly(a: ProblemArrays, ledger: Ledger, i: int) -> None:
 
 @inner_kernel
 def free(a: ProblemArrays, ledger: Ledger, i: int) -> None:
-    """Pass i ends and frees its memory; accounts that have ended are passed over from now on."""
+    """Pass i ends and frees its memory. `oldest` moves past accounts that have ended."""
     moves = a.accounts
     reserved = ledger.phase[i] == RESERVED
     ledger.phase[i] = 2
@@ -176,7 +175,7 @@ def _free_in(a: ProblemArrays, ledger: Ledger, i: int, pool: int, freed: int) ->
 
 @inner_kernel
 def _peak(a: ProblemArrays, ledger: Ledger, pool: int, account: int, starting: int) -> int:
-    """What an account needs yet in a pool, in its serial order, when pass `starting` (−1: none) has taken its memory."""
+    """What an account still needs in a pool, in its serial order, once pass `starting` (−1: none) has taken its memory."""
     serial, at = a.accounts, pool * ledger.still.shape[1] + account
     held, most = 0, 0
     for k in range(serial.serial_first[at], serial.serial_first[at + 1]):

@@ -1,10 +1,9 @@
-"""The list scheduler: whenever a stream is free, it starts the best pass that may start then.
+"""The list scheduler: whenever a stream is free, it starts the best pass that can start.
 
-This is the parallel schedule-generation scheme of project scheduling (Kolisch, 1996). It knows nothing of kinds. A
-`Policy` gives each lane a priority, a cap on its passes in flight, and a patience. Passes without successors that take no
-memory (weight gradients, mostly) fill gaps, as in the zero-bubble paper (arXiv 2401.10241, section 3.1). The `ledger`
-keeps tight memory from deadlocking.
-"""
+This is the parallel schedule-generation scheme of project scheduling (Kolisch, 1996). A `Policy` gives each lane a priority,
+a cap on its passes in flight, and a patience. *Fillers*, passes without successors that take no memory (mostly weight
+gradients), fill gaps as in the zero-bubble paper (arXiv 2401.10241, section 3.1). The `ledger` avoids deadlocks in tight
+memory."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microb
 from ..syncs import moments_of, synced
 from .ledger import Ledger, free, may_take, new_ledger, take
 
-STRETCHED = 3  # times that a list is made by how long passes take in the one before
+STRETCHED = 3  # with slowdowns: how often scheduling is repeated with the durations of the schedule before
 
 
 @kernel
 def push(heap: Ints, size: int, key: int) -> Ints:
-    """Add `key` to the binary heap in heap[:size]. Returns the heap, which is a larger copy where it was full."""
+    """Add `key` to the binary heap in heap[:size]. Returns the heap, or a larger copy if it was full."""
     if size == len(heap):
         wider = np.empty(2 * size, np.int64)
         wider[:size] = heap
@@ -59,12 +58,12 @@ def pop(heap: Ints, size: int) -> int:
 class Policy(NamedTuple):
     """How the list scheduler chooses: one value a lane each.
 
-    priority: of the lanes whose next pass is ready, the highest goes first.
-    cap: at most so many of the lane's passes are in flight (started, while the partner's pass of their microbatch is not),
-      but for one that brings memory back for a pass that waits for nothing else any more.
-    patience: a filler starts where the gap is at least `patience` times as long as the filler.
-    slack: a filler also starts where the stream would otherwise have been idle for more than `slack` µs since its first
-      pass: a W may wait while the bubble stays under the largest one of any stage (arXiv 2401.10241, section 3.1).
+    priority: of lanes whose next pass is ready, the one with the highest goes first.
+    cap: the most passes of the lane in flight (started, while the partner lane's pass of their microbatch is not). A pass
+      that brings memory back for one that waits for nothing else is exempt.
+    patience: a filler starts if the gap is at least `patience` times as long as the filler.
+    slack: a filler also starts if the stream would otherwise have been idle for more than `slack` µs since its first pass:
+      a W may wait while the bubble stays below the largest one of any stage (arXiv 2401.10241, section 3.1).
     """
 
     priority: Ints
@@ -74,19 +73,18 @@ class Policy(NamedTuple):
 
 
 def deepest_first(problem: Problem) -> Policy:
-    """The policy that prefers the pass furthest along the graph, fills only gaps that fit the filler, and has no caps but
-    on how far memory that is brought back is ahead of its use (see `most_ahead`)."""
+    """The policy that prefers the pass furthest along the graph and fills only gaps that are long enough. Its only caps are
+    on how far ahead of its use memory is brought back (see `most_ahead`)."""
     a = arrays_of(problem)
     priority = np.where(a.partner < 0, -1, a.depth[a.first_pass])
     return Policy(priority, usual_ahead(problem, a), np.ones(len(priority)), np.full(len(priority), NEVER))
 
 
 def list_schedule(problem: Problem, policy: Policy) -> Schedule:
-    """The schedule that a policy makes. Where passes slow each other: the best of some, each made by what passes took in the
-    one before.
+    """The schedule that a policy makes. With slowdowns: the best of several, each made with the durations of the one before.
 
-    There is one wherever each rank has the capacity for all that one microbatch takes there, including what it takes
-    after it freed something. With less, raises NotFound.
+    It exists if each rank has the capacity for all that one microbatch takes there, including what it takes after it freed
+    something. With less, raises NotFound.
     """
     best = schedule = _listed(problem, policy)
     for _ in range(STRETCHED if problem.slowdowns else 0):
@@ -108,10 +106,10 @@ def _listed(problem: Problem, policy: Policy) -> Schedule:
 
 
 def schedule_by_start(problem: Problem, start: Ints) -> Schedule:
-    """The schedule whose streams run their passes by start time, µs, shape (passes,).
+    """The schedule whose streams run their passes by start time. start: µs, shape (passes,).
 
-    Of passes that start at one time those without length go first, along the graph, one microbatch after the other: what
-    one of them holds is free before the next one takes.
+    Of passes that start at the same time, those of duration 0 go first, along the graph and by microbatch, so that each
+    frees its memory before the next one takes some.
     """
     a = arrays_of(problem)
     end = start + problem.passes.duration
@@ -122,13 +120,13 @@ def schedule_by_start(problem: Problem, start: Ints) -> Schedule:
 
 
 class _State(NamedTuple):
-    """What the list scheduler knows at one moment.
+    """The state of the list scheduler.
 
-    One value a pass: waiting, how many of its inputs have not started; ready, when those that have will arrive, µs.
+    One value a pass: waiting, how many of its inputs have not started; ready, when the inputs that have started arrive, µs.
     One value a lane: begun, how many of its passes have started.
-    One value a stream: free, when it is free, µs; wake, when the scheduler looks at it next (`NEVER`: not planned); began,
+    One value a stream: free, when it is free, µs; wake, when the scheduler visits it next (`NEVER`: not planned); began,
       when its first pass started; busy, µs of work started on it.
-    ledger: what is held (see `Ledger`).
+    ledger: the memory that is held (see `Ledger`).
     """
 
     waiting: Ints
@@ -160,13 +158,13 @@ def _occupied(a: ProblemArrays, state: _State, i: int, now: int) -> bool:
 
 @inner_kernel
 def _due(a: ProblemArrays, state: _State, i: int) -> bool:
-    """Whether pass i brings memory back for a pass that waits for nothing else but what runs already."""
+    """Whether pass i brings memory back for a pass whose other inputs have all started."""
     return bool(a.user[i] >= 0 and state.waiting[a.user[i]] <= a.returns[a.user[i]])
 
 
 @inner_kernel
 def _pick(a: ProblemArrays, policy: Policy, state: _State, s: int, now: int) -> tuple[int, int]:
-    """The pass to start on stream s at `now`, or −1; and when the next pass that is known of arrives (`NEVER`: none)."""
+    """The pass to start on stream s at `now`, or −1; and when its next known pass is ready (`NEVER`: none is known)."""
     best, filler = -1, -1
     blocked = False
     arrival = again = NEVER
@@ -191,7 +189,7 @@ def _pick(a: ProblemArrays, policy: Policy, state: _State, s: int, now: int) -> 
                 filler = i
             continue
         if partner >= 0 and state.begun[lane] - state.begun[partner] >= policy.cap[lane] and not _due(a, state, i):
-            # A lane at its cap waits for its partner's pass. Where that is a filler, the filler is due.
+            # A lane at its cap waits for its partner's pass. If that is a filler, the filler should start.
             blocked = blocked or a.partner[partner] < 0
             continue
         if a.takes[i] > 0 and not may_take(a, state.ledger, i):
@@ -212,7 +210,7 @@ def _pick(a: ProblemArrays, policy: Policy, state: _State, s: int, now: int) -> 
 
 @inner_kernel
 def _occupy(a: ProblemArrays, state: _State, i: int, now: int) -> None:
-    """Pass i starts: it takes its memory and its streams."""
+    """Pass i starts: it takes its memory and occupies its streams."""
     state.begun[a.lane[i]] += 1
     take(a, state.ledger, i)
     for k in range(a.pass_stream_first[i], a.pass_stream_first[i + 1]):
@@ -225,11 +223,11 @@ def _occupy(a: ProblemArrays, state: _State, i: int, now: int) -> None:
 
 @kernel
 def start_times(a: ProblemArrays, policy: Policy) -> tuple[Ints, Ints]:
-    """The start of each pass, µs, −1 where the scheduler could not place it; and the pass's place among all starts, which
-    orders passes that start at one time. Shape (passes,) each. Compiled: a loop over events in order of time.
+    """The start of each pass, µs (−1: the scheduler could not place it), and its place among all starts, which orders passes
+    that start at the same time; shape (passes,) each. Compiled: a loop over events in order of time.
 
-    An event is time · ids + id. The id of a pass's end is the pass; the id of a look at stream s is passes + s. So ends
-    come before looks at the same time.
+    An event is time · ids + id. The id of a pass's end is the pass; the id of a visit to stream s is passes + s. So ends
+    come before visits at the same time.
     """
     count, streams = len(a.duration), len(a.stream_lane_first) - 1
     start, place = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
@@ -247,7 +245,7 @@ def start_times(a: ProblemArrays, policy: Policy) -> tuple[Ints, Ints]:
         now, what = key // ids, key % ids
         if what < count:
             free(a, state.ledger, what)
-            # Any stream of the rank may have waited for this pass or for what it freed, and any of a pool for that.
+            # Streams of its rank may have waited for this pass or its memory, and streams of its pools for their memory.
             first = a.accounts.first[what]
             for m in range(first - 1, a.accounts.first[what + 1]):
                 pool = a.rank[what] if m < first else a.accounts.pool[m]
@@ -280,7 +278,7 @@ def start_times(a: ProblemArrays, policy: Policy) -> tuple[Ints, Ints]:
             j = a.out_pass[e]
             state.ready[j] = max(state.ready[j], end + a.out_lag[e])
             state.waiting[j] -= 1
-            if state.waiting[j] == a.returns[j]:  # what is to be brought back for it is due
+            if state.waiting[j] == a.returns[j]:  # passes that bring memory back for it are due (see `_due`)
                 for k in range(a.pool_stream_first[a.rank[j]], a.pool_stream_first[a.rank[j] + 1]):
                     t = a.pool_streams[k]
                     if a.returns[j] > 0 and state.wake[t] != now and state.free[t] <= now:

@@ -1,7 +1,7 @@
 """Simulated annealing over the list scheduler's policies: caps, priorities, patience, slack.
 
-Every policy makes a schedule that holds, so the search walks among whole schedules, thousands a second. Good policies
-change slowly along a pipeline, so a move changes one value for a lane and for its likes on a range of neighbouring ranks.
+Every policy makes a valid schedule, so the search moves among whole schedules, thousands a second. Good policies change
+slowly along a pipeline, so a move changes one value for a lane and for similar lanes on a range of neighbouring ranks.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ..arrays.accounts import brings_back
 from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, most_ahead
 from .list_scheduler import Policy, deepest_first, start_times
 
-SECONDS_PER_SCHEDULED_PASS = 7e-7  # that list scheduling takes, or counts for
-ANNEALED_STARTS = 4  # policies that are annealed for a short time each before the best of all is annealed
-SHORT_RUNS = 12  # short annealings that the whole time would allow
-ROUNDS_AT_ONCE, SECONDS_AT_ONCE = 2000, 0.1  # rounds and seconds between two answers, at most
-HEAT = 0.004  # what annealing takes lightly at first, as a share of the value
-AHEAD = (0.0, 0.75, 0.5, 0.95, 0.25)  # of a device's room is for memory that came back early
-SAMPLED_PASSES, SAMPLE_SIZE = 6_000, 4_000  # beyond so many passes a sample is annealed, of about so many passes
+SECONDS_PER_SCHEDULED_PASS = 7e-7  # of list scheduling, also as effort
+ANNEALED_STARTS = 4  # policies that get a short annealing each before the best of all is annealed
+SHORT_RUNS = 12  # a short annealing has this part of the whole time
+ROUNDS_AT_ONCE, SECONDS_AT_ONCE = 2000, 0.1  # the most rounds and seconds between two results
+HEAT = 0.004  # the temperature at first, as a share of the value
+AHEAD = (0.0, 0.75, 0.5, 0.95, 0.25)  # shares of a device's memory for bytes that are brought back early
+SAMPLED_PASSES, SAMPLE_SIZE = 6_000, 4_000  # a step of more passes is annealed with its first microbatches; their passes
 
 
 def starting_policies(problem: Problem, clock: Clock | None = None, seconds: float = 0.0) -> list[Policy]:
-    """Policies to start from, best first: `deepest_first` with caps on what each lane has in flight.
+    """Policies to start from, best first: `deepest_first` with caps on each lane's passes in flight.
 
-    The flight of a lane's pass lasts until its partner's pass ends. 1F1B keeps about flight / (own work of both) passes
-    in flight (arXiv 2006.09503), a zero-bubble warm-up up to flight / own work (arXiv 2401.10241, section 2); memory and
-    times decide where between the two the best cap lies. A patience under 1 delays passes that arrive sooner than the
-    filler ends. Without slack every gap is filled, however short.
-    With a clock, as many policies are tried as `seconds` of it allow, the likeliest first and at least one.
+    The flight of a lane's pass lasts until its partner's pass ends. 1F1B keeps about flight / (work of both lanes) passes
+    in flight (arXiv 2006.09503), a zero-bubble warm-up up to flight / own work (arXiv 2401.10241, section 2). The best cap
+    is between the two, depending on memory and times. A patience below 1 delays passes that become ready before the filler
+    ends. With slack 0 every gap is filled, however short.
+    With a clock, policies are tried for `seconds` of it, the most promising first, and at least one.
     """
     sample = _sample(problem)
     share = None if clock is None else clock.share(seconds)
@@ -60,7 +60,7 @@ def starting_policies(problem: Problem, clock: Clock | None = None, seconds: flo
 
 
 def _candidates(problem: Problem) -> Iterator[Policy]:
-    """Caps, priorities and patience in all combinations, the likeliest first."""
+    """Policies with all combinations of caps, priorities and patience, the most promising first."""
     a = arrays_of(problem)
     base = deepest_first(problem)
     first = a.first_pass
@@ -69,7 +69,7 @@ def _candidates(problem: Problem) -> Iterator[Policy]:
     flight = a.depth[first[partner]] + other - a.depth[first]
     few = np.maximum(1, np.ceil(flight / np.maximum(1, own + other)))
     many = np.maximum(few, np.ceil(flight / np.maximum(1, own)))
-    # So many fit wholly before the partner's first pass may start. One more would delay that pass on every rank in turn.
+    # So many end before the partner's first pass can start. One more would delay that pass on every rank in turn.
     whole = np.maximum(1, (a.depth[first[partner]] - a.depth[first]) // np.maximum(1, own))
     leads = (a.partner >= 0) & ~np.isin(np.arange(len(first)), a.partner)
     shallow = np.where(a.partner < 0, -1, a.depth.max() - a.depth[first])
@@ -82,7 +82,7 @@ def _candidates(problem: Problem) -> Iterator[Policy]:
 
 
 def _with_slack(problem: Problem, policy: Policy) -> Policy:
-    """The policy with as much idle time on every rank as its own value leaves: work + slack = value − 1."""
+    """The policy with a slack on every rank that its own value leaves: work + slack = value − 1."""
     a = arrays_of(problem)
     slack = np.maximum(0, policy_value(problem, policy) - 1 - problem.busy[a.rank[a.first_pass]])
     return policy._replace(slack=slack, patience=np.ones(len(slack)))
@@ -97,10 +97,10 @@ def policy_value(problem: Problem, policy: Policy) -> int:
 def improve_policies(
     problem: Problem, starts: list[Policy], clock: Clock, seed: int, seconds: float
 ) -> Iterator[Policy | None]:
-    """Policies of better and better schedules for `seconds` of the clock; None after a turn without one.
+    """Policies of better and better schedules for `seconds` of the clock; None after rounds without a better one.
 
-    The first few of `starts` are annealed for a short time each, then the best of all for longer. A policy says nothing
-    of single microbatches, so a long step is annealed with its first few alone: see `_sample`.
+    The first few of `starts` get a short annealing each, then the best of all gets longer ones. A policy does not depend on
+    single microbatches, so a long step is annealed with its first microbatches only (`_sample`).
     """
     sample = _sample(problem)
     a, traits, spans = arrays_of(sample), _traits(sample), problem.objective == "span"
@@ -131,15 +131,15 @@ def improve_policies(
 
 
 def _sample(problem: Problem) -> Problem:
-    """The problem itself where it is small, else its first microbatches: enough for warm-up, steady state, cool-down."""
+    """The problem if it is small, else its first microbatches: enough for warm-up, steady state and cool-down."""
     count = problem.microbatches
     few = max(3 * problem.ranks, SAMPLE_SIZE * count // len(problem.passes))
     return problem.head(few) if len(problem.passes) > SAMPLED_PASSES and few < 0.8 * count else problem
 
 
 class _Traits(NamedTuple):
-    """What makes lanes alike, one value a lane: their rank; their step along the partners (0 for the first); their chunk,
-    which is the stage's place among the rank's stages; and the rank's work, µs."""
+    """What makes lanes similar, one value a lane. rank. step: its number along the chain of partners, from 0. chunk: the
+    number of its stage among the rank's stages. work: of the rank, µs."""
 
     rank: Ints
     step: Ints
@@ -148,7 +148,7 @@ class _Traits(NamedTuple):
 
 
 class _Budget(NamedTuple):
-    """One call of the annealing: µs of loss that it takes lightly, rounds, seed."""
+    """The limits of one call of annealing. heat: the temperature, µs."""
 
     heat: float
     rounds: int
@@ -171,7 +171,7 @@ def _traits(problem: Problem) -> _Traits:
 
 @kernel
 def _value(a: ProblemArrays, start: Ints, spans: bool) -> int:
-    """The makespan (the span where `spans`) of start times, µs, shape (passes,); 1 << 60 where a pass has none."""
+    """The makespan, or the span if `spans`, of start times, µs; 1 << 60 if a pass has none. start: µs, shape (passes,)."""
     ranks = len(a.capacity)
     first = np.full(ranks, 1 << 60)
     last = np.zeros(ranks, np.int64)
@@ -186,14 +186,14 @@ def _value(a: ProblemArrays, start: Ints, spans: bool) -> int:
 
 @kernel
 def _copy(policy: Policy) -> Policy:
-    """The same policy in arrays of its own."""
+    """A copy of a policy."""
     return Policy(policy.priority.copy(), policy.cap.copy(), policy.patience.copy(), policy.slack.copy())
 
 
 @kernel
 def _move(a: ProblemArrays, traits: _Traits, value: int, policy: Policy) -> None:
-    """Change one value of a random lane, and of its likes on a random range of ranks, in place. `value`: µs, of the best
-    policy so far."""
+    """Change one value of a random lane, and of similar lanes on a random range of ranks, in place. value: of the best
+    policy so far, µs."""
     lanes, ranks, rank = len(policy.priority), len(a.capacity), traits.rank
     chosen = np.random.randint(lanes)
     top = a.lane_first[chosen + 1] - a.lane_first[chosen]
@@ -235,8 +235,8 @@ def _move(a: ProblemArrays, traits: _Traits, value: int, policy: Policy) -> None
 def _anneal(
     a: ProblemArrays, traits: _Traits, current: tuple[Policy, int], best: tuple[Policy, int], spans: bool, budget: _Budget
 ) -> tuple[tuple[Policy, int], tuple[Policy, int]]:
-    """Some rounds of annealing from `current`, with `best` known. Both are pairs (policy, value in µs). Returns them as
-    they are afterwards; no array of what was given is changed."""
+    """Some rounds of annealing. current, best: pairs (policy, value in µs), whose arrays are not changed. Returns the new
+    pairs."""
     np.random.seed(budget.seed)
     policy, at = current
     top, value = best

@@ -1,14 +1,13 @@
-"""Serial schedule generation where passes on side streams hold memory: orders that fit, for however little memory.
+"""Serial schedule generation where passes on side streams hold memory: orders that fit, even in very little memory.
 
-One pass after the other is appended to its rank's order, the one with the least target first (Kolisch, 1996). A pass on a
-side stream that takes memory (a gather) comes right before the first pass that waits for it, every other one as soon as its
-inputs are there. The passes of a lane keep their order: bytes that lie from the first of them, or to the last, count on it.
-A pass that would need a new one can be put off, so that all that waits for the same memory runs together.
+Passes are appended to their rank's order one by one, the least target first (Kolisch, 1996). A pass on a side stream that
+takes memory (a gather) comes right before the first pass that waits for it; other passes on side streams come as soon as
+their inputs are there. Lanes keep their order, since some bytes are held from a lane's first pass or to its last one. A pass
+that needs a new gather can be delayed, so that passes that use the same gather run together.
 
-Where nothing else fits, one microbatch runs after the other, one pass after the other. Where pools of memory are short at
-several places at once (a host and the devices beside it), the next pass by any rule may lead to where none fits. Inside a
-microbatch the search then goes back and tries another one.
-"""
+If nothing else fits, `one_after_another` runs one microbatch after the other, one pass after the other. If memory is short
+in several pools at once (the host and the devices), any rule for the next pass may run into a dead end. Then it backtracks
+within the microbatch."""
 
 from __future__ import annotations
 
@@ -32,15 +31,15 @@ from .list_scheduler import deepest_first, list_schedule
 # --- One microbatch after the other ---
 
 
-# Which pass comes first: one that brings memory back, that copies it out, any other one, or one that takes it for others
-# (a gather). Copies come back as soon as they are out; as late as possible; or go out as late as possible.
+# The priority (0 first) of passes that bring memory back, that copy it out, of all others, and of those that take memory for
+# others (gathers). Rule 0 brings copies back at once; rule 1 as late as possible; rule 2 copies out as late as possible.
 RULES = ((0, 1, 2, 3), (2, 0, 1, 2), (1, 2, 0, 3))
-TRIES = 4000  # passes tried by one rule beyond those that a microbatch has
+TRIES = 4000  # passes that one rule tries in a microbatch, beyond one try each
 
 
 def one_after_another(problem: Problem) -> Schedule | None:
-    """The schedule in which no two passes run at once, by memory (edges and syncs may let them run so by time). None where
-    one microbatch does not fit in any order that was tried."""
+    """The schedule that fits as if no two passes ran at once (its edges and syncs may still let them overlap). None if one
+    microbatch fits in no order that was tried."""
     order = _Order(problem).all_passes()
     if order is None:
         return None
@@ -51,8 +50,8 @@ def one_after_another(problem: Problem) -> Schedule | None:
 
 
 class _Order:
-    """Passes in order. used: bytes of each pool; moves: pool, bytes taken and bytes freed of each pass, where there is a
-    limit; waiting: how many of a pass's inputs are not there; harmless: passes that leave no pool fuller."""
+    """Makes an order of all passes. used: bytes held in each pool. moves: (pool, bytes taken, bytes freed) of each pass in
+    pools with a limit. waiting: how many inputs of each pass are missing. harmless: passes that leave no pool fuller."""
 
     def __init__(self, problem: Problem) -> None:
         a = arrays_of(problem)
@@ -72,7 +71,7 @@ class _Order:
         back = brings_back(problem)
         self.kind = np.select([back, out, side & (problem.taken > 0)], [0, 1, 3], 2).tolist()
         self.depth = a.depth.tolist()
-        # Passes of a lane keep their order, too.
+        # Lanes keep their order, too.
         before = np.concatenate([problem.edges.before, *(rows[:-1] for rows in problem.lanes)])
         after = np.concatenate([problem.edges.after, *(rows[1:] for rows in problem.lanes)])
         self.waiting: list[int] = np.bincount(after, minlength=count).tolist()
@@ -83,7 +82,7 @@ class _Order:
         self.accounts = np.split(order, np.flatnonzero(np.diff(a.account[order])) + 1)
 
     def all_passes(self) -> list[int] | None:
-        """All passes in order; None where those of one microbatch were not found to fit."""
+        """All passes in order; None if no order of some microbatch was found."""
         order: list[int] = []
         for rows in self.accounts:
             tried = (self._account(rows.tolist(), rule) for rule in RULES)
@@ -94,7 +93,7 @@ class _Order:
         return order
 
     def _account(self, rows: list[int], rule: tuple[int, ...]) -> list[int] | None:
-        """The passes of one microbatch in an order that fits, behind what has run; None: nothing has run of them."""
+        """The passes of one microbatch in an order that fits, or None; found by backtracking. rows: its passes."""
         bit = {i: 1 << k for k, i in enumerate(rows)}
         ready = {i for i in rows if self.waiting[i] == 0}
         order: list[int] = []
@@ -121,14 +120,14 @@ class _Order:
         return order
 
     def _choices(self, ready: set[int], rule: tuple[int, ...]) -> list[int]:
-        """The passes that fit next, the first by the rule last, of equals the deepest one; only one where it does no harm
-        whatever comes behind."""
+        """The passes that fit next, the best by the rule last, of equals the deepest one. If one of them leaves no pool
+        fuller, it is the only choice."""
         fit = [i for i in ready if all(self.used[pool] + taken <= self.room[pool] for pool, taken, _ in self.moves[i])]
         fit.sort(key=lambda i: (-rule[self.kind[i]], self.depth[i], -i))
         return next(([i] for i in reversed(fit) if self.harmless[i]), fit)
 
     def _move(self, i: int, way: int, ready: set[int], account: Collection[int]) -> None:
-        """Pass i runs (way 1), or has not run (way −1). account: the passes that may come next."""
+        """Run pass i (way 1), or undo it (way −1). account: the passes of the microbatch."""
         for pool, taken, freed in self.moves[i]:
             self.used[pool] += way * (taken - freed)
         ready ^= {i}
@@ -144,8 +143,8 @@ class _Order:
 
 
 def serial_schedule(problem: Problem, target: Floats | Ints, put_off: float) -> Schedule | None:
-    """The schedule that targets give, shape (passes,), µs; a pass that needs a new pass on a side stream is put off by so
-    many µs. None where the order runs into the capacity."""
+    """The schedule by target starts; None if it runs into a dead end of memory. target: µs, shape (passes,). put_off: µs by
+    which a pass that needs a new gather is delayed."""
     order = _Serial(problem, arrays_of(problem), target, put_off).order()
     if order is None:
         return None
@@ -161,9 +160,8 @@ def serial_schedule(problem: Problem, target: Floats | Ints, put_off: float) -> 
 
 
 def serial_targets(problem: Problem) -> list[Floats]:
-    """Targets to begin with, shape (passes,) each, µs: one microbatch after the other; one stage after the other; and the
-    starts that the list scheduler gives the passes of compute streams, with more and with less memory left for side
-    streams."""
+    """Target starts to try, µs, shape (passes,) each: one microbatch after the other; one stage after the other; and the
+    list scheduler's starts of compute passes, with more and with less memory left for side streams."""
     a, whole = arrays_of(problem), int(problem.passes.duration.sum())
     targets = [np.asarray(key, np.float64) for key in (a.account * whole + a.depth, a.depth * (1 + whole) + a.account)]
     computing = np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
@@ -178,8 +176,9 @@ def serial_targets(problem: Problem) -> list[Floats]:
 
 
 class _Serial:
-    """What serial generation knows. waiting: how many of a pass's inputs are not there; bytes used of each rank; passes that
-    wait for memory, by rank. on_demand: takes memory on a side stream."""
+    """The state of serial generation. waiting: how many inputs of each pass are missing. used: bytes held on each rank.
+    stuck: passes that wait for memory, by rank. on_demand: whether a pass takes memory on a side stream. needs: such passes
+    that each pass waits for. found: the order so far."""
 
     def __init__(self, problem: Problem, a: ProblemArrays, target: Floats | Ints, put_off: float) -> None:
         self.a, self.target, self.put_off = a, target.tolist(), put_off
@@ -204,7 +203,7 @@ class _Serial:
         self.found: list[int] = []
 
     def order(self) -> list[int] | None:
-        """Passes of compute streams in order; None where one never fits."""
+        """Passes of compute streams in order; None if some pass never fits."""
         for i in [i for i, count in enumerate(self.waiting) if count == 0]:
             self._arrived(i)
         while self.ready:
@@ -217,7 +216,7 @@ class _Serial:
         return list(self.a.out_pass[self.a.out_first[i] : self.a.out_first[i + 1]].tolist())
 
     def _arrived(self, i: int) -> None:
-        """All inputs of pass i are there."""
+        """All inputs of pass i have arrived."""
         if self.on_demand[i]:
             for j in self._after(i):
                 self._one_less(j)
@@ -233,7 +232,7 @@ class _Serial:
             self._arrived(j)
 
     def _append(self, i: int) -> None:
-        """Pass i comes next on its rank, or waits there for memory."""
+        """Append pass i to its rank's order, or let it wait for memory."""
         rank, new = self.rank[i], [k for k in self.needs[i] if not self.done[k]]
         more = self.taken[i] + sum(self.taken[k] for k in new)
         limit = self.capacity[rank]
@@ -243,7 +242,7 @@ class _Serial:
         for k in new:
             self.done[k] = True
             self.used[rank] += self.taken[k] - self.freed[k]
-            for j in self._after(k):  # they need nothing new any more
+            for j in self._after(k):  # these need no new gather any more
                 if self.waiting[j] == 0 and not self.done[j] and self.put_off:
                     heappush(self.ready, (self.target[j], j))
         self.found.append(i)

@@ -1,8 +1,8 @@
-"""Moves of one pass along its stream: which are possible, and how long a step they would make. Compiled.
+"""Moves of one pass along its stream: which are possible, and an estimate of the step after them. Compiled.
 
-A move takes the pass at place a right behind the one at place b > a, or that at place b right before the one at a. It keeps
-the order of lanes and what fits the memory, and makes no circle (Balas and Vazacopoulos, 1998, propositions 2.2 and 2.3).
-What it would make of the step is judged by the passes that move alone, with the times of all others as they are.
+A move puts the pass at place a right behind the one at place b > a (forward), or the pass at b right before the one at a. It
+must keep the order of lanes and the memory limit, and close no cycle (Balas and Vazacopoulos, 1998, propositions 2.2 and
+2.3). The estimate computes new times for the moved passes only.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from ..syncs import pools_with_syncs
 # --- The tables that a search over orders works on ---
 
 
-# A pass: stream and lane, numbered; taken and freed, bytes; in_first:in_last and out_first:out_last, its rows of `links`;
-#   place, where it stands in `order`; level, where in `sorted`; head, the earliest start, µs; tail, µs from its end to the
-#   end of what counts; waiting, scratch.
+# A pass: numbers of its stream and lane; taken and freed, bytes; in_first:in_last and out_first:out_last, its rows of
+#   `links`; place, its index in `order`; level, its index in `sorted`; head, its earliest start, µs; tail, the longest path
+#   from its end to the end of the step, µs (for the span: of its rank's window); waiting, scratch.
 PASS = record("duration stream lane taken freed in_first in_last out_first out_last place level head tail waiting")
 LINK = record("other lag")
-# A stream: its rank; first:last, its places in `order`; capacity, bytes; origin, µs: what its ends are counted from.
+# A stream: its rank; first:last, its places in `order`; capacity, bytes; origin, µs: 0, or for the span its rank's first
+# start.
 STREAM = record("rank first last capacity origin")
 
 
 class OrderTables(NamedTuple):
     """An order of all passes and its times.
 
-    passes, links, streams: records. order: passes, stream after stream, each as it runs; held: bytes held on the stream
-    before the pass at a place starts; sorted: passes, each behind all that it waits for. span: whether it is the objective.
-    marks, of places in `sorted`, and scratch, shape (passes,): for mending times.
+    passes, links, streams: records. order: passes in order, stream after stream. held: bytes held by the stream before the
+    pass at each place starts. sorted: passes in topological order. span: whether the objective is the span. marks (of places
+    in `sorted`) and scratch, shape (passes,): for updates of times.
     """
 
     passes: NDArray[Any]
@@ -52,7 +53,7 @@ class OrderTables(NamedTuple):
 
 def decided_by_orders(problem: Problem) -> bool:
     """Whether the order of each stream alone decides its memory, and streams share nothing else: one stream a pass, one rank
-    a stream, each collective one pass, no further pools, and on each rank one stream that takes memory or room for all."""
+    a stream, each collective one pass, no further pools, and no syncs for memory."""
     p = problem.passes
     single = all(len(streams) == 1 for streams in p.stream_sets)
     own = len(np.unique(p.streams * problem.ranks + p.rank)) == len(np.unique(p.streams))
@@ -86,7 +87,7 @@ def tables_of(schedule: Schedule) -> OrderTables:
 
 
 def schedule_of(problem: Problem, tables: OrderTables, order: Ints) -> Schedule:
-    """The schedule of an order, as in `OrderTables.order`."""
+    """The schedule of an order. order: as `OrderTables.order`."""
     parts = [order[stream["first"] : stream["last"]] for stream in tables.streams]
     return Schedule.of(problem, {problem.passes.stream_sets[problem.passes.streams[rows[0]]][0]: rows for rows in parts})
 
@@ -99,13 +100,13 @@ NO_TIME = -1 << 60
 
 @kernel
 def possible(t: OrderTables, a: int, b: int, forward: bool) -> bool:
-    """Whether a move holds. (A pass of no length may still close a circle: `order_times` finds it.)"""
+    """Whether a move is possible. (With passes of duration 0 it may still close a cycle, which `order_times` finds.)"""
     return _behind(t, a, b) if forward else _before(t, a, b)
 
 
 @inner_kernel
 def _behind(t: OrderTables, a: int, b: int) -> bool:
-    """Whether a pass may go behind others: no path leads from what waits for it to the last of them."""
+    """Whether the pass at a may go behind that at b: the memory fits, and no path leads from what waits for it to b."""
     passes, links, order = t.passes, t.links, t.order
     moved, last = passes[order[a]], passes[order[b]]
     used = _held_after(t, moved, a + 1, b + 1, t.held[a])
@@ -120,7 +121,7 @@ def _behind(t: OrderTables, a: int, b: int) -> bool:
 
 @inner_kernel
 def _before(t: OrderTables, a: int, b: int) -> bool:
-    """Whether a pass may go before others: no path leads from the first of them to what it waits for."""
+    """Whether the pass at b may go before that at a: the memory fits, and no path leads from a to what it waits for."""
     passes, links, order = t.passes, t.links, t.order
     moved, first = passes[order[b]], passes[order[a]]
     used = t.held[a] + moved.taken
@@ -135,8 +136,8 @@ def _before(t: OrderTables, a: int, b: int) -> bool:
 
 @inner_kernel
 def _held_after(t: OrderTables, row: Row, first: int, last: int, used: int) -> int:
-    """Bytes held when passes first:last of `order` have run, with `used` before them; −1 where they do not fit, or one is of
-    the lane of pass `one`."""
+    """Bytes held after passes first:last of `order`, with `used` before them; −1 if they do not fit, or one of them is of
+    the lane of `row`, the pass that moves."""
     room = t.streams[row.stream].capacity
     for k in range(first, last):
         other = t.passes[t.order[k]]
@@ -148,8 +149,8 @@ def _held_after(t: OrderTables, row: Row, first: int, last: int, used: int) -> i
 
 @kernel
 def estimate(t: OrderTables, a: int, b: int, forward: bool, limit: int, ends: Ints) -> int:
-    """The longest path through the passes that move, µs, about; less of it where that is over the limit already. ends:
-    scratch, shape (places,)."""
+    """The estimated longest path through the moved passes, µs. It stops early once it is above the limit. ends: scratch,
+    shape (places,)."""
     stream = t.streams[t.passes[t.order[a]].stream]
     end = behind = longest = NO_TIME
     if a > stream.first:
@@ -179,7 +180,7 @@ def _moved_to(t: OrderTables, a: int, b: int, forward: bool, k: int) -> int:
 
 @inner_kernel
 def _end(t: OrderTables, i: int, free: int) -> int:
-    """When pass i ends where its stream is free from a time on, µs."""
+    """When pass i ends if its stream is free from time `free` on, µs."""
     row, start = t.passes[i], max(0, free)
     for x in range(row.in_first, row.in_last):
         before = t.passes[t.links[x].other]
@@ -189,7 +190,7 @@ def _end(t: OrderTables, i: int, free: int) -> int:
 
 @inner_kernel
 def _tail(t: OrderTables, i: int, behind: int) -> int:
-    """The tail of pass i, µs, where what follows on its stream takes so long."""
+    """The tail of pass i, µs. behind: the tail by the next pass on its stream."""
     row = t.passes[i]
     tail = max(behind, -t.streams[row.stream].origin)
     for x in range(row.out_first, row.out_last):
@@ -200,7 +201,7 @@ def _tail(t: OrderTables, i: int, behind: int) -> int:
 
 @kernel
 def move(t: OrderTables, a: int, b: int, forward: bool) -> None:
-    """Make the move, in `order`. Moving the other way takes it back."""
+    """Make the move in `order`. The same move in the other direction undoes it."""
     first, last, step = (a, b, 1) if forward else (b, a, -1)
     moved = t.order[first]
     for k in range(first, last, step):

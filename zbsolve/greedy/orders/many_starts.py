@@ -1,14 +1,13 @@
-"""Tabu searches from several schedules side by side, those that have come further for longer.
+"""Tabu searches from several schedules in turn; the better a search is, the more time it gets.
 
-Where a search begins decides how far it comes: some of the best schedules lead nowhere, and some that are several percent
+The result of a search depends on its start: some of the best schedules lead nowhere, and some that are several percent
 longer lead to the optimum.
 
-A collective is one pass in these searches, on one stream, so that the order of each stream alone decides a step. Ranks come
-to collectives in one order, and none ends before all ranks have begun it. So a collective is no shorter than a pass on a
-stream of its own, which waits for all that its parts wait for and takes as long as the longest of them: where the step with
-such passes holds, all parts can start when they do. What passes on side streams hold, other passes hold in their place (see
-`side_stream`). Other passes on side streams keep their streams, apart from the collectives'.
-"""
+In these searches a collective is one pass on a common stream, so that the orders of streams alone decide a step. That is
+correct: all ranks run collectives in one order, and none ends before all ranks have begun it. The one pass waits for all
+that the parts wait for and takes as long as the longest of them; so if the step with such passes is valid, all parts can
+start when it does. Bytes of side passes are held by other passes in their place (see `side_stream`). Other side passes keep
+their streams."""
 
 from __future__ import annotations
 
@@ -36,15 +35,15 @@ STREAM = ("collectives",)
 
 @dataclass(frozen=True, eq=False)
 class OneStream:
-    """A step, and the same with one pass a collective, `one`. rows: which pass of the step each of its passes stands for; of
-    a collective it is the first part."""
+    """A step `problem`, and the same step with one pass for each collective, `one`. rows: the pass of the step for which
+    each pass of `one` stands; for a collective it is the first part."""
 
     problem: Problem
     one: Problem
     rows: Ints
 
     def seen(self, schedule: Schedule) -> Schedule:
-        """A schedule of the step as one of `one`. A collective begins when all of its parts have."""
+        """A schedule of the step as one of `one`. A collective begins when its last part does."""
         number, start = self.problem.collective, schedule.timeline().start.copy()
         parts, begun = np.flatnonzero(number >= 0), np.zeros(int(number.max()) + 1, np.int64)
         np.maximum.at(begun, number[parts], start[parts])
@@ -58,9 +57,8 @@ class OneStream:
         return Schedule.of(self.one, orders)
 
     def whole(self, schedule: Schedule) -> Schedule | None:
-        """A schedule of `one` as one of the step: parts of a collective come where it does, and passes that no pass waits
-        for behind all of them. Where memory does not hold so, side streams are ordered anew; None where that does not hold
-        either."""
+        """A schedule of `one` as one of the step: parts of a collective take its place, and side passes behind collectives
+        for which no pass waits come last. If that exceeds the memory, side streams are ordered anew. None: a deadlock."""
         computing = {stream: self.rows[rows] for stream, rows in schedule.sequences.items() if stream in self._computing}
         try:
             joined = Schedule.of(self.problem, computing | self._beside(schedule))
@@ -86,12 +84,12 @@ class OneStream:
 
     @property
     def _computing(self) -> set[str]:
-        """The streams whose passes both have."""
+        """The streams with compute passes, which both problems have."""
         return {stream for stream, rows in self.problem.members.items() if self.problem.computing[rows].any()}
 
 
 def _turns(schedule: Schedule, rows: Ints, count: int) -> Ints:
-    """The place of each pass on its stream, shape (count,): rows says which passes those of the schedule are."""
+    """The place of each pass on its stream, shape (count,). rows: the numbers of the schedule's passes in the result."""
     turns = np.zeros(count, np.int64)
     for sequence in schedule.sequences.values():
         turns[rows[sequence]] = np.arange(len(sequence))
@@ -99,8 +97,8 @@ def _turns(schedule: Schedule, rows: Ints, count: int) -> Ints:
 
 
 def on_one_stream(problem: Problem) -> OneStream | None:
-    """The step with one pass a collective; None where it has none, or where other passes cannot hold what passes on side
-    streams do."""
+    """The step with one pass for each collective; None if it has none, or if other passes cannot hold the bytes of side
+    passes."""
     number, room = problem.collective, room_beside(problem, 1.0)
     if number.max(initial=-1) < 0 or not held_by_others(problem) or (room is not None and room.min() < 0):
         return None
@@ -121,7 +119,8 @@ def on_one_stream(problem: Problem) -> OneStream | None:
 
 
 def _edges(problem: Problem, stands_for: Ints) -> Edges:
-    """Edges between what passes stand for, each once with the longest lag; bytes are those of passes that compute."""
+    """The edges after each pass is replaced by the one that stands for it; of equal edges one stays, with the longest lag.
+    Bytes are those of compute passes."""
     e, aside, count = problem.edges, ~problem.computing, len(stands_for)
     before, after = stands_for[e.before], stands_for[e.after]
     size = np.where(aside[e.before] | aside[e.after], 0, problem.device_bytes)
@@ -139,18 +138,18 @@ def _edges(problem: Problem, stands_for: Ints) -> Edges:
 # --- Searches side by side ---
 
 
-SECONDS_PER_TURN, SECONDS_PER_PASS = 4e-6, 2.5e-8  # that a turn takes, about
-# Of one search, before another's turn: seconds at most, and share of what is left; turns at least. A step of which fewer fit
-# into those seconds is too long.
+SECONDS_PER_TURN, SECONDS_PER_PASS = 4e-6, 2.5e-8  # the time of one turn, about
+# One search runs for at most so many seconds, and this share of the time left, before another's turn; and for MIN_TURNS at
+# least. If these do not fit into TURN_SECONDS the step is too long.
 TURN_SECONDS, TURN_SHARE, MIN_TURNS = 0.1, 0.1, 20
-SECONDS_PER_WHOLE_PASS = 1e-5  # that all parts of collectives take, about
-FIRST_TURNS = 0.25  # of as many turns a search has at first
+SECONDS_PER_WHOLE_PASS = 1e-5  # the time of `OneStream.whole`, about
+FIRST_TURNS = 0.25  # the first run of a search has this share of the usual turns
 MOST_SEARCHES = 6
-SEEN = 16  # schedules whose form with one pass a collective is kept
+SEEN = 16  # schedules whose form with one pass a collective is cached
 
 
 class _Search:
-    """One search: its tables and what it knows, the value, µs, that it began with and its best, and the turns it has had."""
+    """One search. first, value: the value of its start and its best one, µs. turns: how many it has had."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.tables, self.turns = tables_of(schedule), 0
@@ -158,7 +157,7 @@ class _Search:
         self.state = begun(self.tables, self.value)
 
     def go_on(self, turns: int, target: int, seed: int) -> bool:
-        """Take so many turns. False where no move holds any more."""
+        """Take so many turns. Returns False if no move is possible any more."""
         self.turns += turns
         goes_on = bool(search_orders(self.tables, self.state, turns, target, seed))
         self.value = int(self.state.numbers[0])
@@ -168,10 +167,12 @@ class _Search:
 def better_orders(
     known: Callable[[], Schedule], starts: MutableSequence[Schedule], clock: Clock, seed: int, target: Callable[[], int]
 ) -> Iterator[Schedule | None]:
-    """Better schedules than `known()`, which others may improve meanwhile, until the clock ends; None after turns without
-    one. `starts` are other schedules to search from, at any time; they are taken out. The best search has half of the turns,
-    the next a quarter, and so on. Ends at the value `target()`, µs, where no move holds, and at once where orders alone do
-    not decide the memory, or of a very long step. A collective is one pass here (see `OneStream`)."""
+    """Better and better schedules until the clock ends; None after turns without a better one.
+
+    known: the best schedule, which other sources may improve meanwhile. starts: further schedules to search from; the search
+    removes those that it takes. target: the value, µs, at which to end. The best search has half of the turns, the next a
+    quarter, and so on. It ends early if no move is possible, and at once if orders alone do not decide the memory or the
+    step is very long. A collective is one pass here (see `OneStream`)."""
     problem = known().problem
     view = on_one_stream(problem)
     moved = problem if view is None else view.one
@@ -195,7 +196,7 @@ def better_orders(
 
 
 def _whole(view: OneStream | None, schedule: Schedule, clock: Clock) -> Schedule | None:
-    """The schedule with all parts of collectives; None where it does not hold."""
+    """The schedule with all parts of collectives; None if it is not valid."""
     if view is None:
         return schedule
     clock.spend(SECONDS_PER_WHOLE_PASS * len(view.problem.passes))
@@ -203,8 +204,8 @@ def _whole(view: OneStream | None, schedule: Schedule, clock: Clock) -> Schedule
 
 
 def _add(searches: list[_Search], starts: Sequence[Schedule], best: Schedule) -> None:
-    """Add a search from each start that fits the memory and is like none, and keep the best of all searches, the best one
-    first. Where the best schedule is better, and none of the starts, the first search goes on from it."""
+    """Add a search from each start that fits the memory and has a new value, and keep the best searches, sorted. If `best`
+    is better than all and not among the starts, the first search restarts from it."""
     if best.timeline().value < min(search.value for search in searches) and best not in starts and _fits(best):
         searches[0] = _Search(best)
     for new in starts:
@@ -221,5 +222,5 @@ def _fits(schedule: Schedule) -> bool:
 
 
 def try_moves(schedule: Schedule) -> None:
-    """A few turns, so that kernels are compiled."""
+    """Run a few turns, to compile the kernels."""
     _Search(schedule).go_on(2, 0, 0)

@@ -1,7 +1,7 @@
-"""The times of an order: longest paths from its begin and to its end, mended after a move. Compiled.
+"""The times of an order: longest paths from its begin (heads) and to its end (tails), updated after a move. Compiled.
 
-`sorted` has each pass behind all that it waits for. A move changes it between the two places that its pass comes from and
-goes to alone (Pearce and Kelly, 2006). Times change where one that they follow from did.
+`sorted` is a topological order. A move changes it only between the old and the new place of its pass (Pearce and Kelly,
+2006). Times are computed again only where a time on which they depend has changed.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from ...util.kernels import inner_kernel, kernel
 from .critical_moves import OrderTables
 
-CIRCLE = -1  # in place of a value: passes wait for each other in a circle
+CIRCLE = -1  # in place of a value: the order has a cycle
 
 
 @kernel
 def time_all(t: OrderTables) -> int:
-    """Times of all passes, bytes held at all places, and the value, µs; `CIRCLE` where there is none."""
+    """Compute the times of all passes and the bytes held at all places. Returns the value, µs, or `CIRCLE`."""
     if not _sort(t):
         return CIRCLE
     for s in range(len(t.streams)):
@@ -29,7 +29,7 @@ def time_all(t: OrderTables) -> int:
 
 @kernel
 def hold(t: OrderTables, first: int, last: int) -> None:
-    """The bytes held before each of the passes first:last of `order`, which are on one stream."""
+    """Compute the bytes held before each of the passes first:last of `order`, which are on one stream."""
     used = 0
     if first > t.streams[t.passes[t.order[first]].stream].first:
         before = t.passes[t.order[first - 1]]
@@ -41,8 +41,8 @@ def hold(t: OrderTables, first: int, last: int) -> None:
 
 @kernel
 def retime(t: OrderTables, a: int, b: int, count: int) -> int:
-    """The value, µs, where the last `count` passes of places a … b of `order` were the first, and the times that follow;
-    `CIRCLE`, and times as before, where passes now wait for each other in a circle."""
+    """Update all times after a move that put the first `count` passes of places a … b of `order` last. Returns the value,
+    µs; or `CIRCLE` with times unchanged, if the order now has a cycle."""
     passes, order, n = t.passes, t.order, len(t.order)
     if not _sort_behind(t, b, count):
         return CIRCLE
@@ -70,7 +70,7 @@ def retime(t: OrderTables, a: int, b: int, count: int) -> int:
 
 @kernel
 def _sort(t: OrderTables) -> bool:
-    """Sort all passes (Kahn, 1962). False where some are left."""
+    """Sort all passes topologically (Kahn, 1962). Returns False if there is a cycle."""
     passes, links, streams, order, line = t.passes, t.links, t.streams, t.order, t.sorted
     n, ready, at = len(order), 0, 0
     for i in range(n):
@@ -99,8 +99,8 @@ def _sort(t: OrderTables) -> bool:
 
 @kernel
 def _sort_behind(t: OrderTables, b: int, count: int) -> bool:
-    """Sort anew where the last `count` passes up to place b were some places ahead: they and what waits for them go behind
-    the others. False, and all as it was, where one of the others waits for them."""
+    """Update `sorted` after the last `count` passes up to place b moved back: they, and passes that wait for them, go behind
+    the others. Returns False, with nothing changed, if one of the others waits for them (a cycle)."""
     passes, links, order, line, marks = t.passes, t.links, t.order, t.sorted, t.marks
     low, high = passes[order[b - count + 1]].level, passes[order[b - count]].level
     for k in range(b - count + 1, b + 1):
@@ -120,7 +120,7 @@ def _sort_behind(t: OrderTables, b: int, count: int) -> bool:
 
 @inner_kernel
 def _part(t: OrderTables, low: int, high: int) -> None:
-    """Places low … high of `sorted` with those that are marked behind the others, else in their order."""
+    """Reorder places low … high of `sorted`: marked passes go behind the others; both keep their order."""
     line, later, at = t.sorted, 0, low
     for k in range(low, high + 1):
         i = line[k]
@@ -138,8 +138,8 @@ def _part(t: OrderTables, low: int, high: int) -> None:
 
 @kernel
 def _heads(t: OrderTables, low: int, count: int) -> None:
-    """Heads of the passes marked in `sorted`, `count` of them, none before place `low`, and of what follows from them. No
-    mark is left."""
+    """Recompute the heads of the `count` passes marked in `sorted`, none before place `low`, and of passes that depend on
+    them. Clears all marks."""
     passes, links, streams, order, marks = t.passes, t.links, t.streams, t.order, t.marks
     at = low - 1
     while count > 0:
@@ -170,7 +170,7 @@ def _heads(t: OrderTables, low: int, count: int) -> None:
 
 @kernel
 def _value(t: OrderTables) -> tuple[int, bool]:
-    """The value, µs, and whether a rank begins at another time than before: for the span its ends are counted from there."""
+    """The value, µs, and whether `origin` of some stream changed (for the span: its rank's first start)."""
     passes, streams, order = t.passes, t.streams, t.order
     value, moved = -(1 << 60), False
     for s in range(len(streams)):
@@ -189,8 +189,8 @@ def _value(t: OrderTables) -> tuple[int, bool]:
 
 @kernel
 def _tails(t: OrderTables, high: int, count: int) -> None:
-    """Tails of the passes marked in `sorted`, `count` of them, none behind place `high`, and of what they follow from. No
-    mark is left."""
+    """Recompute the tails of the `count` passes marked in `sorted`, none behind place `high`, and of passes on which they
+    depend. Clears all marks."""
     passes, links, streams, order, marks = t.passes, t.links, t.streams, t.order, t.marks
     at = high + 1
     while count > 0:

@@ -1,11 +1,10 @@
 """Tabu search over the orders of passes: one move after the other along a critical path. Compiled.
 
-A step is as long as its longest path. It gets shorter only where a run of passes on that path which follow each other on one
-stream, a block, begins or ends with another pass. So a pass is moved behind its block's last one or before its first one,
-or the first or last one inwards (neighbourhood N6 of job shops: Balas and Vazacopoulos, 1998), whichever makes the shortest
-step, even if that is longer than before. For some turns nothing may go back (tabu; Nowicki and Smutnicki, 1996). On a rank
-with one stream the order alone decides the memory, so moves beyond it are left out.
-"""
+A step is as long as its longest path. A *block* is a run of passes on that path that follow each other on one stream. The
+step gets shorter only if some block begins or ends with another pass. So a pass moves behind the last one of its block or
+before its first one, or the first or last one moves inwards (neighbourhood N6 of job shops: Balas and Vazacopoulos, 1998).
+The move with the shortest step is made, even if that is longer than before; for some turns it may not be undone (tabu;
+Nowicki and Smutnicki, 1996). Moves that exceed the memory are left out: the order of a rank's stream decides it."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ from .critical_moves import OrderTables, estimate, move, possible
 from .order_times import CIRCLE, hold, retime, time_all
 
 REACH = 16  # places that a pass moves at most
-TABU = (8, 24)  # turns in which a move is not taken back, at least and at most
-PATIENCE = 1_000  # turns without a better step, after which the search goes back to the best and away from it at random
-KICKS = (1, 24)  # random moves away from it, at least and at most
-TRIES = 200  # for a random move that holds
-SLOTS = 1 << 18  # of the table of what is tabu; two pairs of passes in one slot are tabu together
+TABU = (8, 24)  # turns for which a move may not be undone, from … to
+PATIENCE = 1_000  # after so many turns without a better step, the search restarts from the best order with random moves
+KICKS = (1, 24)  # the number of these random moves, from … to
+TRIES = 200  # to find a possible random move
+SLOTS = 1 << 18  # slots of the hash table of tabu pairs; pairs in one slot are tabu together
 
 
 class Tabu(NamedTuple):
-    """What a search knows beside its tables: the best order; until which turn a pair of passes (see `_slot`) is tabu;
-    numbers: the best value, µs, the turn, the turn of the last gain; scratch: a critical path, and ends of moved passes."""
+    """The state of a search beside its tables. best: the best order. until: the turn until which each slot (see `_slot`) is
+    tabu. numbers: the best value, µs, the turn, and the turn of the last gain. path, ends: scratch."""
 
     best: Ints
     until: Ints
@@ -38,7 +37,7 @@ class Tabu(NamedTuple):
 
 
 def begun(tables: OrderTables, value: int) -> Tabu:
-    """What a search knows when it begins with an order of this value, µs."""
+    """The state of a search that begins with an order of this value, µs."""
     numbers = np.array([value, 0, 0], np.int64)
     scratch = np.empty(len(tables.order), np.int64), np.empty(REACH + 1, np.int64)
     return Tabu(tables.order.copy(), np.zeros(SLOTS, np.int64), numbers, *scratch)
@@ -46,8 +45,8 @@ def begun(tables: OrderTables, value: int) -> Tabu:
 
 @kernel
 def search_orders(t: OrderTables, state: Tabu, turns: int, target: int, seed: int) -> bool:
-    """Take so many turns from the order in the tables, and keep the best; fewer where it is `target` µs long. False where
-    no move holds any more."""
+    """Take so many turns from the order in the tables, and keep the best order; stop early at `target` µs. Returns False if
+    no move is possible any more."""
     np.random.seed(seed)
     value, best = time_all(t), state.numbers[0]
     for _ in range(turns):
@@ -71,7 +70,7 @@ def search_orders(t: OrderTables, state: Tabu, turns: int, target: int, seed: in
 
 @kernel
 def _begin_again(t: OrderTables, state: Tabu) -> int:
-    """Go back to the best order, and some random moves away from it. Returns the value, µs."""
+    """Restart from the best order with some random moves. Returns the value, µs."""
     state.numbers[2] = state.numbers[1]
     state.until[:] = 0
     t.order[:] = state.best
@@ -86,8 +85,8 @@ def _begin_again(t: OrderTables, state: Tabu) -> int:
 
 @kernel
 def _made(t: OrderTables, state: Tabu, a: int, b: int, forward: bool, value: int) -> int:
-    """Make a move, after which going back is tabu for some turns, and return the value, µs. Where it closes a circle, or is
-    none (a < 0), all stays as it was."""
+    """Make a move and mark its reversal tabu for some turns. Returns the value, µs. If it closes a cycle, or is none
+    (a < 0), nothing changes."""
     if a < 0:
         return value
     move(t, a, b, forward)
@@ -107,13 +106,13 @@ def _made(t: OrderTables, state: Tabu, a: int, b: int, forward: bool, value: int
 
 @kernel
 def _slot(moved: int, other: int) -> int:
-    """Where it says until when no move takes pass `moved` from behind pass `other` to before it."""
+    """The slot of the pair: pass `moved` may not go from behind pass `other` to before it."""
     return ((moved * 1_000_003 + other) * 2_654_435_761 >> 7) & (SLOTS - 1)
 
 
 @kernel
 def _is_tabu(t: OrderTables, state: Tabu, a: int, b: int, forward: bool) -> bool:
-    """Whether a move takes a pass back over one that it was moved behind, or before, a short while ago."""
+    """Whether a move reverses the order of a pair that a recent move made."""
     for k in range(a, b):
         pair = _slot(t.order[k + 1], t.order[a]) if forward else _slot(t.order[b], t.order[k])
         if state.until[pair] > state.numbers[1]:
@@ -123,8 +122,8 @@ def _is_tabu(t: OrderTables, state: Tabu, a: int, b: int, forward: bool) -> bool
 
 @kernel
 def _best_move(t: OrderTables, state: Tabu, value: int, best: int) -> tuple[int, int, bool]:
-    """Of the moves in the blocks of a critical path that are not tabu, or may give a better step than the best, that of the
-    least estimate; of equals a random one. Where all are tabu any of them; a = −1 where there is none."""
+    """The move in the blocks of a critical path with the least estimate, among those that are not tabu or may beat the best;
+    of equals a random one. If all are tabu, a random one of them; a = −1: there is no move."""
     length = _critical_path(t, value, state.path)
     move_a, move_b, move_forward, least, equals = -1, -1, True, 1 << 60, 0
     other_a, other_b, other_forward, seen = -1, -1, True, 0
@@ -140,7 +139,7 @@ def _best_move(t: OrderTables, state: Tabu, value: int, best: int) -> tuple[int,
                 forward = way < 2
                 a = first if way == 1 or way == 2 else last - step
                 b = a + step
-                # Neighbours change places once; moves over the whole block are the same at both of its ends.
+                # A swap of neighbours is tried once; so is a move over the whole block, which is the same from both ends.
                 if (step == 1 and not forward) or (step == last - first and way % 2 == 1):
                     continue
                 if not possible(t, a, b, forward):
@@ -188,7 +187,7 @@ def _critical_path(t: OrderTables, value: int, path: Ints) -> int:
 
 @kernel
 def _random_move(t: OrderTables) -> tuple[int, int, bool]:
-    """A random move that holds; a = −1 where none is found."""
+    """A random possible move; a = −1: none was found."""
     for _ in range(TRIES):
         a = np.random.randint(len(t.order))
         stream = t.streams[t.passes[t.order[a]].stream]

@@ -1,5 +1,4 @@
-"""Bounds over every choice: of what is copied (none, all, or any fraction of each copy that a problem has), and of the
-order of microbatches."""
+"""Bounds over every choice of copies (none, all, or any fraction of each), and over every order of microbatches."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ from .path_walks import NO_PATH
 
 
 ANY_CHOICE = "whatever is copied"
-SLACK = 1e-6  # µs, and relative: work is a float
+SLACK = 1e-6  # µs, and relative: tolerance, since work is a float
 
 
 class StreamWork(NamedTuple):
-    """One stream: `own`, µs in the window before its first copy can start and after its last must have ended; for each of
-    its devices the index among all, and whether its copies out and its copies back are there."""
+    """One stream. own: µs of the window before its first copy can start and after its last one must have ended. devices: of
+    the ranks whose copies it runs: the index, and whether it runs their copies out, and their copies back."""
 
     stream: str
     own: int
@@ -36,19 +35,19 @@ class StreamWork(NamedTuple):
 
 
 def bound_over_choices(problem: Problem) -> Bound:
-    """A value in µs that no schedule undercuts, of any problem that copies less than `problem` does.
+    """A lower bound over every choice of copies, µs.
 
     problem: makes all copies that may be made, whole (`with_offload` with the fraction 1).
 
-    The others are those of the same step, copy times, capacities and pools. Each pair of copies is left out there, or moves
-    a fraction from 0 to 1 of its bytes in that part of its time, rounded as `with_offload` does. `problem` is one of them,
-    so a certificate of one of its schedules may name this bound, and `recheck` proves it again. Lanes run in table order.
+    A choice is the same step with the same copy times, capacities and pools, but each pair of copies is left out, or moves a
+    fraction from 0 to 1 of its bytes in that fraction of its time, rounded as `with_offload` does. `problem` is one choice,
+    so certificates of its schedules may name this bound, and `recheck` proves it again. Lanes run in table order.
 
-    Proof. A schedule of any of them, without its copies, is one of the step alone. That needs no more room on a device than
-    there is on it and in the pools that it may copy to (`with_more_room`, `in_one_pool`). So bounds of the step with that
-    room hold. They give heads and tails. Then a window must be long enough for the copies that memory asks for within it
-    (`least_work`): on each stream between the first moment when a pass that takes has ended and the last one when a pass
-    that needs the bytes must start.
+    Proof. A schedule of any choice, without its copies, is a schedule of the step alone. It needs no more room on a device
+    than there is on the device and in the pools to which it may copy (`with_more_room`, `in_one_pool`). So bounds of the
+    step with that room hold; they give heads and tails. Then a window must be long enough for the copies that memory
+    requires within it (`least_work`), on each stream between the first end of a pass that takes bytes and the last start of
+    a pass that needs them.
     """
     base, copies = without_copies(problem)
     step = with_more_room(problem, base, copies)
@@ -61,7 +60,7 @@ def bound_over_choices(problem: Problem) -> Bound:
 
 
 def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: int) -> Bound:
-    """The least window of rank `whose` (−1: of all), `low` µs or more, with time for the copies that memory asks for."""
+    """The least window of rank `whose` (−1: of all), from `low` µs on, with time for the copies that memory requires."""
     times = heads_and_tails(step, whose)
     ranks = range(problem.ranks) if whose < 0 else [whose]
     pairs = [(rank, device_of(problem, step, copies, rank, times)) for rank in ranks]
@@ -79,7 +78,7 @@ def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: i
 
 
 def _too_short(window: int, devices: list[Device], streams: list[StreamWork]) -> str | None:
-    """Why a window, µs, has no time for the copies that memory asks for; None where it has."""
+    """Why a window, µs, has no time for the copies that memory requires; None if it has."""
     missing = [device.missing(window) for device in devices]
     for stream, own, its in streams:
         work = sum(least_work(devices[i].savings, missing[i], out, back) for i, out, back in its)
@@ -117,20 +116,19 @@ def stream_work(
 
 
 def longest(problem: Problem, length: Ints, back: bool = False) -> Ints:
-    """Longest path before each pass, µs, where passes take so long; back: behind it."""
+    """The longest path before each pass, or behind it if `back`, µs, shape (passes,). length: duration of each pass, µs."""
     e = problem.edges
     arcs = Precedence(e.after, e.before, e.lag) if back else Precedence(e.before, e.after, e.lag)
     return longest_path(replace(problem, passes=replace(problem.passes, duration=length)), arcs)[0]
 
 
 def bound_over_orders(problem: Problem) -> int:
-    """µs that no schedule of the problem takes less than, also where lanes run in another order than that of microbatches'
-    numbers: so of the problem with its microbatches numbered in any way.
+    """A lower bound over every order of microbatches, µs: it does not assume that lanes run in table order.
 
-    The longest path of the graph, without the order of lanes; and each stream as one machine, whose passes have the longest
-    paths before and behind them as heads and tails (Carlier, 1982). It counts no memory. Of a span: the busiest rank's work.
-    Raises BadInput where another numbering is another step: microbatches take several routes, or a pass is for some of them
-    alone (a gather for two of four, copies of the first).
+    It is the longest path of the graph without the order of lanes; and each stream as one machine, whose passes have the
+    longest paths before and behind them as heads and tails (Carlier, 1982). Memory is ignored. For the span it is the work
+    of the busiest rank. Raises BadInput if another numbering would be another step: microbatches take several routes, or a
+    pass is only for some of them (a gather for two of four, copies of the first one).
     """
     check_numbers(problem)
     if problem.objective != "makespan":
@@ -142,15 +140,15 @@ def bound_over_orders(problem: Problem) -> int:
 
 
 def check_numbers(problem: Problem) -> None:
-    """Raise BadInput unless microbatches can change their numbers: each has the same passes, on the same ranks, and what is
-    of no microbatch, or of another one, waits for all of them or for none."""
+    """Raise BadInput unless microbatches can be renumbered: each has the same passes on the same ranks, and every other pass
+    has edges to all of them or to none."""
     if len(problem.routes) > 1:
         raise BadInput("order: microbatches take several routes in turn, so another number is another route")
     count, number, inside, e = problem.microbatches, problem.passes.microbatch, problem.in_microbatch, problem.edges
     some = [int(rows[0]) for rows in problem.lanes if inside[rows[0]] and len(rows) < count]
-    here, there = np.append(e.before, e.after), np.append(e.after, e.before)
-    apart = inside[there] & ~(inside[here] & (number[here] == number[there]))
-    rows, met = np.unique(np.unique(here[apart] * count + number[there[apart]]) // count, return_counts=True)
+    end, other = np.append(e.before, e.after), np.append(e.after, e.before)
+    apart = inside[other] & ~(inside[end] & (number[end] == number[other]))
+    rows, met = np.unique(np.unique(end[apart] * count + number[other[apart]]) // count, return_counts=True)
     some += rows[met < count].tolist()
     if some:
         name = problem.names[some[0]]

@@ -1,4 +1,4 @@
-"""A bound over every way to put a batch of sequences into microbatches: any sizes, in any order, of several numbers."""
+"""A lower bound over every way to divide a batch into microbatches: of any sizes, in any order, in several numbers."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ from ...problem import Ints, Problem
 from ...timeline import Floats
 from .any_choice import longest
 
-MOST_STATES = 30_000_000  # of all windows: with more only those of whole streams count
+MOST_STATES = 30_000_000  # of the dynamic program over all windows; with more, only windows of whole streams count
 
 
 class Window(NamedTuple):
-    """Some passes of a microbatch on one stream. ends: the least path before one of them and behind one, µs, by the size,
-    shape (sizes,); fixed, each: they take fixed + each · size µs at least."""
+    """Some passes of a microbatch on one stream. ends: the least path before one of them plus the least path behind one, by
+    the microbatch's size, µs, shape (sizes,). fixed, each: their work is at least fixed + each · size µs."""
 
     ends: Floats
     fixed: float
     each: float
 
     def below(self, other: Window) -> bool:
-        """Whether the other one never says less."""
+        """Whether the other window is at least as strong in all cases."""
         return bool((self.ends <= other.ends).all()) and self.fixed <= other.fixed and self.each <= other.each
 
 
 def bound_over_sizes(steps: Sequence[Problem], batch: int, numbers: Sequence[int]) -> int:
-    """µs that no step of `batch` sequences takes less than, in one of so many microbatches, whatever their sizes and orders.
+    """A lower bound of a step of `batch` sequences over all sizes and orders of its microbatches, µs.
 
     steps: the step of one microbatch of 1, 2, … sequences.
     batch: sequences of a step.
-    numbers: of microbatches, ascending.
+    numbers: allowed numbers of microbatches, ascending.
 
-    Each microbatch of a step has the passes that it has alone, with the paths before and behind them that it has alone. Some
-    passes on one stream, of all microbatches of σ sequences or more, so take the least path before one of size σ, their
-    work, and the least path behind one. Sizes are taken from the largest down: k of them with n sequences together, the last
-    of size σ, need the longest of these for their k, n and σ, and what those before it needed. The least for k of `numbers`
-    and n = `batch` is found by dynamic programming, so the bound is the least over all sizes of what these windows say. It
-    counts no memory. Of a span: the busiest rank's work.
+    Each microbatch has the same passes, and paths before and behind them, as when it is alone. So some passes on one stream,
+    of all microbatches of σ sequences or more, take the least path before one of size σ, plus their work, plus the least
+    path behind one. Take sizes from the largest down: k microbatches with n sequences together, the last of size σ, need the
+    longest such window for k, n and σ, and what the first k − 1 needed. Dynamic programming finds the least for k of
+    `numbers` and n = `batch`. Memory is ignored. For the span it is the work of the busiest rank.
     """
     sizes = min(len(steps), batch)
     whole, windows = _windows(steps[:sizes])
@@ -61,11 +60,12 @@ def bound_over_sizes(steps: Sequence[Problem], batch: int, numbers: Sequence[int
 
 
 def _windows(steps: Sequence[Problem], all_of_it: bool = False) -> tuple[Floats, list[Window]]:
-    """The longest path of one microbatch by its size, and the windows that count. all_of_it: of whole streams alone."""
+    """The longest path of one microbatch by its size, and the windows that no other dominates. all_of_it: only windows of
+    whole streams."""
     problem, makespan = steps[0], steps[0].objective == "makespan"
     duration = np.array([step.passes.duration for step in steps], np.float64)
     head, tail = (np.array([longest(step, step.passes.duration, back) for step in steps], float) for back in (False, True))
-    # What holds for a size holds for larger ones, also where rounding makes one of them shorter.
+    # Rounding may make a larger size shorter: with the least over larger sizes, bounds never fall as the size grows.
     duration, head, tail = (np.minimum.accumulate(rows[::-1])[::-1] for rows in (duration, head, tail))
     path = (duration + head + tail).max(axis=1) if makespan else duration.max(axis=1)
     windows = list[Window]()
@@ -80,7 +80,7 @@ def _windows(steps: Sequence[Problem], all_of_it: bool = False) -> tuple[Floats,
 
 
 def _subsets(rows: Ints, head: Floats, tail: Floats, all_of_it: bool) -> Iterator[Ints]:
-    """Passes of a stream with so long a path before them, and one so long behind."""
+    """Sets of passes of a stream: those with at least some path before them, and at least some path behind."""
     for first in (head[rows].min(initial=np.inf),) if all_of_it else np.unique(head[rows]):
         for last in (tail[rows].min(initial=np.inf),) if all_of_it else np.unique(tail[rows]):
             some = rows[(head[rows] >= first) & (tail[rows] >= last)]
@@ -89,6 +89,6 @@ def _subsets(rows: Ints, head: Floats, tail: Floats, all_of_it: bool) -> Iterato
 
 
 def _line(work: Floats) -> tuple[float, float]:
-    """A line below work by size, which meets it at both ends where it is one: what it is at size 0, and a sequence's."""
+    """A line that is never above the work by size: its value at size 0, and its slope. work: µs, shape (sizes,)."""
     each = (work[-1] - work[0]) / max(1, len(work) - 1)
     return float((work - each * np.arange(1, len(work) + 1)).min()), float(each)

@@ -1,4 +1,4 @@
-"""`Bound`: a value that no schedule undercuts, and the relaxation that proves it."""
+"""`Bound`: a proven lower bound, and the relaxation that proves it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from ...problem import Problem
 
-# The relaxations that a bound may come from. Certificates name them, so these words stay ("area" is the energy of memory).
-PATH, WORK, IDLE, AREA = "path", "work", "idle", "area"  # closed forms
-RANKS, LEAN_RANKS = "ranks", "lean ranks"  # searches over some ranks' orders: whole, and without what `lanes.left_out` names
+# The relaxations from which a bound may come. Certificates name them, so these words must not change.
+PATH, WORK, IDLE, AREA = "path", "work", "idle", "area"  # closed forms; "area" is the energy of memory
+RANKS, LEAN_RANKS = "ranks", "lean ranks"  # searches over orders of some ranks: of all passes; without `lanes.left_out`
 GROUP_KINDS = (RANKS, LEAN_RANKS)
-WINDOW_KINDS = ("ranks in a window", "lean ranks in a window")  # the same within the span of the first, which is not kept
-OWN_WINDOWS = "ranks in their windows"  # whole ones, each within its own span; all begin behind the first
+WINDOW_KINDS = ("ranks in a window", "lean ranks in a window")  # the same in the span of the first rank, which is not kept
+OWN_WINDOWS = "ranks in their windows"  # all passes of some ranks, each rank within its own span
 SEARCHED_RANKS = (*GROUP_KINDS, *WINDOW_KINDS, OWN_WINDOWS)
-BOTH_ENDS = "memory at both ends"  # of one rank: what it must hold, and two searches over what it loses
+BOTH_ENDS = "memory at both ends"  # of one rank: the energy of memory, and two searches for what is lost at both ends
 STREAMS = "ranks with streams"  # an exact solver on some ranks, with all their streams
 WHOLE = "whole problem"  # an exact solver
-CHOICES = "any choice"  # closed forms that hold whatever is copied: of the problem that copies all, and of those with less
-# Proofs in words that several places give.
+CHOICES = "any choice"  # closed forms that hold for any choice of copies
+# Proofs in words that are used in several places.
 BUSIEST = "the busiest rank works as long"
 ALL_ORDERS = "CP-SAT searched the orders of all passes"
 ALONE = "passes count as long as alone, and no order is shorter where some slow each other"
@@ -28,10 +28,10 @@ IN_ORDER = "this is about orders that run each stage's microbatches by number"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No schedule whose lanes run in table order has a smaller value than `value` µs; `proof` says why.
+    """A lower bound on the value of every schedule whose lanes run in table order.
 
-    kind: the relaxation, one of those above; ranks: which ranks it keeps. With both, the bound can be proven again from the
-    problem alone (`recheck`).
+    value: µs. proof: why, in words. kind: the relaxation, one of those above. ranks: the ranks that it keeps. kind and ranks
+    are enough to prove the bound again (`recheck`).
     """
 
     value: int
@@ -41,9 +41,8 @@ class Bound:
 
 
 def with_assumption(bound: Bound, problem: Problem) -> Bound:
-    """The bound with what its proof leaves out where passes slow each other, and what it assumes where microbatches differ,
-    or gathers or updates count on their numbers: that lanes run in table order. The work of the busiest rank assumes
-    nothing."""
+    """The bound with notes in its proof: with slowdowns, that it ignores them; for `ordered` problems, that it assumes lanes
+    in table order. The work of the busiest rank assumes nothing."""
     if problem.slowdowns and ALONE not in bound.proof:
         bound = replace(bound, proof=f"{bound.proof}; {ALONE}")
     if not problem.ordered or bound.value <= problem.work or bound.proof.endswith(IN_ORDER):
@@ -58,21 +57,21 @@ def rank_names(ranks: tuple[int, ...]) -> str:
 
 
 def serial_length(problem: Problem) -> int:
-    """µs within which some schedule ends, if there is any: all passes and lags one after the other."""
+    """µs within which some schedule ends, if there is one: the sum of all durations and lags."""
     return int(problem.passes.duration.sum() + problem.edges.lag.sum())
 
 
 def value_unit(problem: Problem) -> int:
-    """µs that divide the value of every schedule, 1 or more: the greatest common divisor of all durations and lags where the
-    objective is the makespan, else 1.
+    """A number of µs that divides the value of every schedule: for the makespan the greatest common divisor of all durations
+    and lags, else 1.
 
-    Proof. Passes start as early as they may. Each start is then 0 or the end of another pass and a lag: of an edge, of the
-    pass before on one of its streams, of a sync (both without a lag), and of nothing else, for a problem has no release
-    times, and memory delays no pass but through orders and syncs. So each start and each end is a sum of durations and lags,
-    those of side streams and messages among them, and the makespan is the last end.
+    Proof. Passes start as early as possible. So each start is 0, or the end of another pass plus a lag: by an edge, by the
+    stream's order, or by a sync (the last two without lag). There is nothing else: a problem has no release times, and
+    memory delays passes only through orders and syncs. So each start and each end is a sum of durations and lags, and the
+    makespan is the last end.
 
-    Of the span nothing is claimed: its bounds also hold where passes start later than they may, which can make the window of
-    a rank shorter, by what need not be such a sum.
+    For the span nothing is claimed. Its bounds also hold for passes that start later than possible, which may make a rank's
+    window shorter by any amount.
     """
     if problem.objective != "makespan":
         return 1
@@ -88,5 +87,5 @@ def rounded_up(bound: Bound, unit: int) -> Bound:
 
 
 def least_before_rounding(value: int, unit: int) -> int:
-    """The least bound that `rounded_up` makes `value` µs; `value` itself where it is no multiple of the unit."""
+    """The least bound that `rounded_up` turns into `value`, µs; `value` itself if it is not a multiple of the unit."""
     return value if value % unit else value - unit + 1

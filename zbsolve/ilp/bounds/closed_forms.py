@@ -24,24 +24,24 @@ from .two_ends import idle_of_two
 LONGEST_CHAIN = "the longest chain of passes that wait for each other, or for memory to be freed, takes as long"
 ONE_BY_ONE = "its passes run one at a time, none before its input can be there, and others wait for the last ones"
 FULL = "and while its memory is full of what one microbatch needs it waits between passes, in sum"
-MAX_VISITS = 4_000_000  # passes walked over in one closed form
+MAX_VISITS = 4_000_000  # the most passes that windows of ranks walk over
 
 _known: WeakKeyDictionary[Problem, tuple[Bound, ...]] = WeakKeyDictionary()
 
 
 def closed_form(problem: Problem) -> Bound:
-    """The best bound in closed form: the longest path; for every rank one machine with heads and tails, idle time around
+    """The best bound in closed form: of the longest path; and for every rank one machine with heads and tails, idle time by
     memory, and the energy of memory."""
     return max(all_closed_forms(problem), key=lambda bound: bound.value)
 
 
 def all_closed_forms(problem: Problem) -> tuple[Bound, ...]:
-    """All closed forms, of the span those in each window that may give the best; remembered while the problem lives."""
+    """All closed forms; for the span those in each window that may give the best. Cached as long as the problem lives."""
     return tuple(each_closed_form(problem))
 
 
 def each_closed_form(problem: Problem, clock: Clock | None = None) -> Iterator[Bound]:
-    """`all_closed_forms`, each as it is found. Raises TimeUp where no time is left."""
+    """`all_closed_forms`, one by one. Raises TimeUp when the clock has no time left."""
     if problem not in _known:
         bounds = []
         for bound in _closed_forms(problem, clock):
@@ -55,8 +55,8 @@ def each_closed_form(problem: Problem, clock: Clock | None = None) -> Iterator[B
 
 
 def closed_forms_within(problem: Problem, whose: int, clock: Clock | None = None) -> Iterator[Bound]:
-    """The closed forms of the span in the window of rank `whose`, as they are found, that rank's own first. Raises TimeUp
-    where no time is left."""
+    """The closed forms of the span in the window of rank `whose`, one by one, that rank's own first. Raises TimeUp when the
+    clock has no time left."""
     for bound in _of_window(_Relaxations(problem), whose):
         yield bound
         if clock is not None:
@@ -64,7 +64,7 @@ def closed_forms_within(problem: Problem, whose: int, clock: Clock | None = None
 
 
 def _closed_forms(problem: Problem, clock: Clock | None) -> Iterator[Bound]:
-    """The closed forms one after the other, and a bound of 0 where there is none."""
+    """The closed forms one by one, and at last a bound of 0."""
     a, relaxations = necessary_arcs_of(problem, clock), _Relaxations(problem)
     if problem.objective == "makespan":
         value = int((a.head + problem.passes.duration + a.tail).max())
@@ -77,8 +77,8 @@ def _closed_forms(problem: Problem, clock: Clock | None) -> Iterator[Bound]:
 
 
 def _of_windows(relaxations: _Relaxations) -> Iterator[Bound]:
-    """The closed forms of the span. The window of the first rank gives the best as a rule and comes first; then the others,
-    the most promising first, and in each what may give more than the best so far."""
+    """The closed forms of the span. The window of the first rank usually gives the best and comes first; then the others,
+    the most promising first, each only with forms that may beat the best so far."""
     best, (first, *others) = 0, relaxations.look
     for bound in _of_window(relaxations, first):
         best = max(best, bound.value)
@@ -93,8 +93,7 @@ def _of_windows(relaxations: _Relaxations) -> Iterator[Bound]:
 
 
 def _of_window(relaxations: _Relaxations, whose: int, least: int = 0) -> Iterator[Bound]:
-    """The closed forms within the window of rank `whose`, its own first, but for those that cannot give more than `least`
-    µs."""
+    """The closed forms within the window of rank `whose`, its own first, without those that cannot exceed `least` µs."""
     problem, times = relaxations.problem, heads_and_tails(relaxations.problem, whose)
     for form in relaxations.ranks_above(least, whose):
         yield from _of_rank(form, *times, whose)
@@ -103,8 +102,8 @@ def _of_window(relaxations: _Relaxations, whose: int, least: int = 0) -> Iterato
 
 
 def _worth_a_look(problem: Problem) -> list[int]:
-    """All ranks. In very large problems whose objective is the span each rank costs a walk over all passes: there only the
-    first, the last, the busiest, and some between."""
+    """The ranks whose windows are tried: all. For the span of a very large problem, where each rank costs a walk over all
+    passes: the first, the last, the busiest, and some between."""
     if problem.objective == "makespan":
         return list(range(problem.ranks))
     count = min(problem.ranks, max(3, MAX_VISITS // len(problem.passes)))
@@ -114,12 +113,11 @@ def _worth_a_look(problem: Problem) -> list[int]:
 
 
 class _Ceilings(NamedTuple):
-    """What closed forms reach in windows at most, µs: what they reach in the whole step (of each rank, of each pool), less
-    the time around the window of each rank, before its first start and after its last end. For a walk from the step's begin
-    comes by that start no sooner, nor a walk from the step's end by that end.
+    """Estimates of the most that closed forms reach in windows, µs. of_rank, of_pool: what they reach in the whole step.
+    around: for each rank the least time before its first start plus that after its last end, which its window lacks.
 
-    This says where no look is needed, and no bound rests on it. Walks see machines, and energy sees subsets, by halves: of
-    1,630 random problems a window gave more than this in 6 (by about 1 %), in none of them more than the best one.
+    They tell which windows need not be tried; no bound depends on them. They are not exact: in 6 of 1,630 random problems a
+    window gave more (by about 1 %), in none of them more than the best window.
     """
 
     of_rank: Ints
@@ -132,9 +130,9 @@ class _Ceilings(NamedTuple):
 
 
 class _Relaxations:
-    """What closed forms rest on, whatever the window: each part is made when a window first asks for it.
+    """The parts of closed forms that do not depend on the window. Each is made when it is first needed.
 
-    look: the ranks that count, and whose windows do.
+    look: the ranks that count, and whose windows are tried.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -162,15 +160,14 @@ class _Relaxations:
         return self._forms[rank]
 
     def ranks_above(self, least: int, whose: int) -> Iterator[_RankForm]:
-        """Of the ranks that may give more than `least` µs in the window of rank `whose`: what theirs rest on, its own
-        first."""
+        """The forms of ranks that may exceed `least` µs in the window of rank `whose`, its own first."""
         for rank in dict.fromkeys([whose, *self.look]):
             form = self._form(rank)
             if form is not None and (least <= 0 or self.ceilings.of_rank[rank] - self.ceilings.around[whose] > least):
                 yield form
 
     def pools_above(self, least: int, whose: int) -> list[PoolStays]:
-        """The pools that may give more than `least` µs in the window of rank `whose`."""
+        """The pools that may exceed `least` µs in the window of rank `whose`."""
         if least <= 0:
             return self.pools
         most = self.ceilings.of_pool - self.ceilings.around[whose]
@@ -178,8 +175,8 @@ class _Relaxations:
 
     @cached_property
     def ceilings(self) -> _Ceilings:
-        """Where bytes lie in several pools there is none: what is outside a window counts nowhere, and fewer bytes can ask
-        for more time."""
+        """The estimates. With side streams or further pools there are none, since bytes outside a window do not count there,
+        and fewer bytes may need more time."""
         problem, ranks = self.problem, self.problem.ranks
         around, of_rank = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
         if len(problem.side_stream) or problem.pools:
@@ -196,8 +193,8 @@ class _Relaxations:
 
 
 class _RankForm(NamedTuple):
-    """What the closed forms of one rank rest on, whatever the window: its passes (rows), µs of each and of all, what its
-    idle time rests on, and µs that it is idle between its passes at least."""
+    """The parts of one rank's closed forms that do not depend on the window. passes: rows. duration, work: µs of each pass
+    and of all. idle: see `IdleTerms`. between: the least idle time between its passes, µs."""
 
     rank: int
     passes: Ints
@@ -208,8 +205,8 @@ class _RankForm(NamedTuple):
 
 
 def _rank_form(problem: Problem, rank: int, reach: Reach | None) -> _RankForm | None:
-    """What a rank's closed forms rest on. Ranks with several compute streams, or none, have none; passes on side streams are
-    lags here, and the bytes that they hold all the time are not there for others."""
+    """The `_RankForm` of a rank; None if it does not have exactly one compute stream. Side passes count as lags; bytes that
+    they hold all the time are taken off the capacity."""
     p, passes = problem.passes, ordered_passes(problem, rank)
     if len({p.stream_sets[s] for s in set(p.streams[passes].tolist())}) != 1:
         return None
@@ -222,8 +219,8 @@ def _of_rank(form: _RankForm, head: Ints, tail: Ints, whose: int) -> Iterator[Bo
     """The closed forms of one rank's compute stream within the window of rank `whose` (or the whole step, which is every
     rank's window for the makespan).
 
-    head, tail: one value a pass of the problem, µs. Passes may lie outside another rank's window where no path leads from
-    it or to it. Those count nowhere, but for idle time, which asks for paths only where it begins and ends.
+    head, tail: one value a pass of the problem, µs. A pass without a path from or to the window's rank may lie outside the
+    window, so it does not count; only idle time needs no paths except where it begins and ends.
     """
     window, duration = RankWindow(head[form.passes], tail[form.passes]), form.duration
     sure = (window.head > NO_PATH) & (window.tail > NO_PATH)
@@ -245,15 +242,15 @@ def _of_rank(form: _RankForm, head: Ints, tail: Ints, whose: int) -> Iterator[Bo
 
 
 def _kept(rank: int, whose: int) -> tuple[tuple[int, ...], str]:
-    """The ranks that a closed form of `rank` in the window of `whose` keeps, and what it calls them."""
+    """The ranks that a closed form of `rank` in the window of `whose` keeps, and their name in the proof."""
     if whose in (rank, WHOLE_STEP):
         return (rank,), f"rank {rank}"
     return (whose, rank), f"rank {rank} in the window of rank {whose}"
 
 
 def _of_side_streams(problem: Problem, streams: dict[str, Ints], times: tuple[Ints, Ints], whose: int) -> Iterator[Bound]:
-    """The one closed form of side streams: their passes run one at a time. A stream that ranks share counts with the first
-    of them."""
+    """The closed form of side streams: their passes run one at a time. A stream that ranks share counts for the first
+    one."""
     (head, tail), p = times, problem.passes
     for stream, rows in streams.items():
         known = rows[(head[rows] > NO_PATH) & (tail[rows] > NO_PATH)]

@@ -1,19 +1,19 @@
-"""Copies to further pools and back, found in a problem's data; the problem without them; and the least time that copies take
-where a device's memory asks for them, whatever is copied: a fraction of each copy.
+"""Copies to further pools and back, found in a problem's data; the problem without them; and a lower bound on the time of
+copies that a device's memory needs, over all choices of a fraction of each copy.
 
-A copy out frees on its rank's device what one pass took there, and takes as much in a further pool; the copy back frees that
-and takes as much on the device for the passes that need it. Both run on side streams.
+A copy out frees bytes on its rank's device that one pass took there, and takes as many in a further pool. The copy back
+frees those and takes as many on the device for the passes that need them. Both run on side streams.
 
-In a window of T µs a device of C bytes holds C · T byte·µs at most (less where nothing can be there yet or any more).
-Without copies its edges need their bytes times their least lifespans; what the device cannot hold of that, copies must save.
+In a window of T µs a device of C bytes holds at most C · T byte·µs (less where nothing can be there yet or any more).
+Without copies its edges need their bytes times their least lifespans. Copies must save what the device cannot hold of that.
 
-A copy of the fraction x moves x · b bytes at most, and takes x · O − ½ µs or more out and x · R − ½ back (times are rounded
-to whole µs). The moved bytes are still there while their first pass and the copy out run, and from the copy back to the end
-of the pass that frees them. So x · b · (L − A − max(0, x (O + R) − 1)) byte·µs are saved at most: L is the least lifespan,
-and A what is left of it with copies of no length.
+A copy of the fraction x moves at most x · b bytes, and takes at least x · O − ½ µs out and x · R − ½ back (times are rounded
+to whole µs). The moved bytes are on the device while their first pass and the copy out run, and from the copy back to the
+end of the pass that frees them. So at most x · b · (L − A − max(0, x (O + R) − 1)) byte·µs are saved. L is the least
+lifespan, and A the part of it that stays with copies of no length.
 
-The least copying time that saves enough has a cost for each copy and one constraint a device. Any multiplier of that
-constraint gives a lower bound (weak duality); the best of some is taken.
+The least copying time that saves enough is an optimum with a cost for each copy and one constraint for each device. Any
+multiplier of that constraint gives a lower bound (weak duality); the best of `MULTIPLIERS` tried ones is taken.
 """
 
 from __future__ import annotations

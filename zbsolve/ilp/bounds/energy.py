@@ -1,15 +1,15 @@
-"""Energetic reasoning over memory: bytes times the least time they are held, over the capacity, is a window that no rank can
-undercut (Little's law; energetic reasoning: Baptiste, Le Pape, Nuijten, *Constraint-Based Scheduling*, 2001).
+"""Energetic reasoning over memory: a rank's window is at least the sum of bytes times the least time they are held, over the
+capacity (Little's law; energetic reasoning: Baptiste, Le Pape, Nuijten, *Constraint-Based Scheduling*, 2001).
 
-Pool by pool, and of several pools together. In a window of T µs a pool of C bytes holds C · T byte·µs at most. Every edge
-with bytes there needs its bytes times its least lifespan of that, no sooner than its first pass can start and no later than
-its second must have ended.
+It applies to each pool, and to several pools together. In a window of T µs a pool of C bytes holds at most C · T byte·µs.
+Every edge with bytes there needs its bytes times its least lifespan, after its first pass can start and before its second
+must have ended.
 
-Where bytes move on from pool to pool (what a copy takes out of a device lies in the host's memory until another copy brings
-it back), edges meet in passes: one of them ends where the next begins, and both hold their bytes while that pass runs. So
-edges in a row are held for the time from the first start to the last end, and for the lengths of the passes between: those
-of F → O → R → B for what is between F and B on all ranks, and both copies. That is more than the edges need one by one. It
-must fit the bytes of all their pools together.
+Bytes can move from pool to pool: what one copy takes from a device is in host memory until another copy brings it back. Then
+edges meet in passes, where one ends and the next begins, and both hold their bytes while that pass runs. So edges in a row
+need the time from the first start to the last end, plus the lengths of the passes between: the edges F → O → R → B need the
+time from F to B and the lengths of both copies. That is more than the edges need one by one, and it must fit the bytes of
+all their pools together.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .path_walks import NO_PATH
 # --- Of a rank's device ---
 
 
-MAX_REACHED, MAX_WEIGHTS = 4_000, 8  # beyond so many units of capacity or different sizes, sums of sizes are not looked at
+MAX_REACHED, MAX_WEIGHTS = 4_000, 8  # most units of capacity, and most different sizes, for which sums are enumerated
 
 _known: WeakKeyDictionary[Problem, ByMicrobatch] = WeakKeyDictionary()
 
 
 def paths_within(problem: Problem, before: Ints, after: Ints) -> Ints:
-    """For each pair of passes the longest path from the start of one to the end of the other through passes of their
-    microbatch on any rank, µs; below 0 where there is none."""
+    """For each pair of passes: µs of the longest path from the start of one to the end of the other, through passes of their
+    microbatch on any rank; below 0 where there is none."""
     groups = _by_microbatch(problem)
     order = np.argsort(before, kind="stable")
     spans = np.empty(len(before), np.int64)
@@ -73,11 +73,11 @@ def least_lifespans(problem: Problem, rows: Ints) -> Ints:
 
 
 class Energy(NamedTuple):
-    """What edges need of a pool, whatever the window: `size`, bytes, for `span`, µs, shape (n,) each; `unit`, bytes, divides
-    all sizes, and sums of them reach `most` units of the capacity.
+    """The need of edges for a pool, in any window. size: bytes, and span: µs, shape (n,) each; unit: bytes that divide all
+    sizes; most: the units of the capacity that sums of sizes can reach.
 
-    The same in units that may be coarser, so that sums in floats are exact: `energy` of all, unit·µs; `held`, of each;
-    `room`, of the pool.
+    In units that may be coarser, so that sums in floats are exact: energy: of all edges, unit·µs; held: by each; room: of
+    the pool.
     """
 
     size: Ints
@@ -91,11 +91,11 @@ class Energy(NamedTuple):
 
 
 def energy_of(size: Ints, span: Ints, capacity: int) -> Energy:
-    """What edges that hold `size` bytes for `span` µs each need of a pool of `capacity` bytes."""
+    """The need of edges that hold `size` bytes for `span` µs each, for a pool of `capacity` bytes."""
     least = reduce(gcd, np.unique(size).tolist())
     most = _reachable(size, capacity) // least
     unit, room = least, most
-    # Sums in floats are exact up to 2**53: where they might not be, coarser bytes, rounded so that the bound can only fall.
+    # Sums in floats are exact up to 2**53. Beyond, units are coarser, rounded so that the bound can only fall.
     while float(size.sum()) / unit * float(span.max()) > 1 << 52:
         unit *= 2
         room = -(-capacity // unit)
@@ -105,9 +105,9 @@ def energy_of(size: Ints, span: Ints, capacity: int) -> Energy:
 def energy_window(need: Energy, head: Ints, tail: Ints) -> int:
     """The least window, µs, for the energy of these edges.
 
-    The energy, which is the bytes held, added up over the window, is Σ size · span at least. At each moment what is held
-    is no more than the capacity, than what can have been taken so far (`head`: least time from the window's begin to the
-    edge's take), and than what need not have been freed yet (`tail`: least time from the edge's free to the window's end).
+    The energy, which is the integral of bytes held over the window, is at least Σ size · span. The bytes held at each moment
+    are at most the capacity, at most what can have been taken by then (`head`: least time from the window's begin to the
+    edge's take), and at most what need not be freed yet (`tail`: least time from the edge's free to the window's end).
     """
     if need.energy == 0:
         return 0
@@ -116,11 +116,11 @@ def energy_window(need: Energy, head: Ints, tail: Ints) -> int:
 
 
 def energy_machine(need: Energy, head: Ints, tail: Ints) -> int:
-    """The least window, µs, for what `energy_window` asks for, by another relaxation: for the worst set of edges their least
-    head, their energy over the capacity, and their least tail.
+    """The same least window, µs, from another relaxation: the least head of a set of edges, their energy over the capacity,
+    and their least tail, for the worst such set.
 
-    That set's energy lies between its least head and its least tail, and no moment there holds more than the capacity. Such
-    a set is the worst of one machine that works off byte·µs, `capacity` of them in a µs (Carlier and Pinson, *Jackson's
+    The energy of a set lies between its least head and its least tail, where at most the capacity is held at each moment.
+    One machine that processes `capacity` byte·µs in each µs gives the worst set (Carlier and Pinson, *Jackson's
     pseudo-preemptive schedule and cumulative scheduling problems*, 2004).
     """
     size, span, unit = need.size, need.span, need.unit
@@ -150,12 +150,12 @@ def _reachable(size: Ints, capacity: int) -> int:
 # --- Of pools ---
 
 
-MAX_ROWS = 1_000_000  # of pools together: beyond, a further pool is looked at with all its devices alone
+MAX_ROWS = 1_000_000  # most rows of joined pairs of pools; beyond, only all devices of a further pool are joined
 
 
 class Stays(NamedTuple):
-    """What must be held: size, bytes, for span µs, after the start of the pass `first`, before the end of the pass `last`.
-    Rows of no span say that more may be held between these two. Shape (n,) each."""
+    """Bytes that must be held: `size` bytes for `span` µs, between the start of the pass `first` and the end of the pass
+    `last`. Rows with span 0 mean that more may be held between these two. Shape (n,) each."""
 
     first: Ints
     last: Ints
@@ -165,10 +165,11 @@ class Stays(NamedTuple):
 
 @dataclass(slots=True)
 class PoolStays:
-    """What some pools hold: `ranks` that the bound is about, what texts call the pools, `room` (bytes), and `stays`.
+    """What some pools must hold. ranks: those that the bound is about; name: of the pools in texts; room: bytes of the
+    pools.
 
-    known: of the last window that was asked for which of them are inside, those alone, and what they need (None where they
-    fit at once). Windows have mostly the same inside.
+    known: for the last window: which stays are inside it, these stays, and their need (None where they fit at once). Most
+    windows have the same stays inside.
     """
 
     ranks: tuple[int, ...]
@@ -178,7 +179,7 @@ class PoolStays:
     known: tuple[Bools, Stays, Energy | None] | None = None
 
     def within(self, inside: Bools) -> tuple[Stays, Energy | None]:
-        """Those stays that are inside, and what they need."""
+        """The stays that are inside, and their need."""
         if self.known is None or not np.array_equal(self.known[0], inside):
             stays = Stays(*(column[inside] for column in self.stays))
             need = energy_of(stays.size, stays.span, self.room) if _exceeds(stays, self.room) else None
@@ -187,8 +188,8 @@ class PoolStays:
 
 
 def stays_of_pools(problem: Problem) -> list[PoolStays]:
-    """Each pool with a limit that it can exceed; and each further pool together with each device that moves bytes there, and
-    with all of them."""
+    """Each pool whose limit can be exceeded; and each further pool joined with each device that moves bytes there, and with
+    all of them."""
     room = problem.room.tolist()
     pools = []
     for pool in (pool for pool in range(len(room)) if room[pool] < UNLIMITED):
@@ -200,7 +201,7 @@ def stays_of_pools(problem: Problem) -> list[PoolStays]:
 
 
 def _exceeds(stays: Stays, room: int) -> bool:
-    """Whether what must be held is more than the room, bytes."""
+    """Whether the bytes that must be held exceed the room."""
     return int(stays.size[stays.span > 0].sum()) > room
 
 
@@ -248,7 +249,7 @@ def bounds_of_pools(pools: list[PoolStays], times: tuple[Ints, Ints], whose: int
 
 
 def _alone(problem: Problem, rows: Ints) -> Stays:
-    """What these edges (rows, ascending) need one by one."""
+    """What these edges (rows, ascending) must hold, each on its own."""
     e, beside = problem.edges, held_beside(problem)
     span = np.zeros(len(e), np.int64)
     span[beside.rows] = beside.span
@@ -257,10 +258,9 @@ def _alone(problem: Problem, rows: Ints) -> Stays:
 
 
 def _joined(problem: Problem, rows: Ints) -> Stays:
-    """What these edges (rows) of several pools need, those that meet in a pass in a row.
+    """What these edges (rows) of several pools must hold, where edges that meet in passes form rows.
 
-    Two edges of a row that meet hold twice the bytes for as long as their pass runs, between the first and the last such
-    pass of the row.
+    Two edges of a row that meet hold the bytes twice while their pass runs, between the first and the last such pass.
     """
     chains, duration = _in_rows(problem, rows), problem.passes.duration
     first, last = (np.array([path[end] for path, _ in chains], np.int64) for end in (0, -1))
@@ -272,10 +272,10 @@ def _joined(problem: Problem, rows: Ints) -> Stays:
 
 
 def _in_rows(problem: Problem, rows: Ints) -> list[tuple[list[int], int]]:
-    """Edges (rows) that follow each other: the passes in which they meet, with the first and the last, and bytes.
+    """Rows of edges that follow each other: the passes of each, from the first to the last, and its bytes.
 
-    Bytes that a pass frees are joined to bytes that it takes, as far as both go. Each byte of an edge is in one row of edges
-    alone, so what rows of edges need adds up.
+    Bytes that a pass frees are joined to bytes that it takes, as many as both have. Each byte of an edge is in exactly one
+    row, so the needs of rows add up.
     """
     e = problem.edges
     left = dict(zip(rows.tolist(), e.bytes[rows].tolist(), strict=True))

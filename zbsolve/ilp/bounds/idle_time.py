@@ -1,11 +1,11 @@
-"""Idle time of one rank that no order can avoid: until memory is freed first, and once all memory was taken.
+"""Idle time of one rank that every order has: until its first memory is freed, and while its memory is full.
 
-While a rank's memory is full of what one pass's descendants free, nothing else runs there. Take a pass x of a rank, and the
-bytes that x and what comes before it have taken, and that what comes behind x frees. Suppose another pass of the rank,
-neither before x nor behind, has part in holding bytes that do not fit beside those: it takes them, frees them, or comes
-between. Then it does not run from x's end until something behind x has run on the rank, which a longest path keeps away for
-a while. Of one microbatch in slices, whose last backward comes first, all slices are there then: where a rank has memory for
-one microbatch, it waits in each until the last slice has gone to the last rank and come back.
+While a rank's memory is full of bytes that only descendants of one pass free, no other pass can run there. Take a pass x of
+a rank, and the bytes that x and its ancestors take and that its descendants free. Suppose another pass of the rank is
+neither ancestor nor descendant of x, and takes part in holding bytes that do not fit beside those: it takes them, frees
+them, or lies between. Then it does not run from x's end until a descendant of x has run on the rank, which a longest path
+bounds from below. With slices, whose backwards run last slice first, all slices of a microbatch are held at once. So a rank
+with memory for one microbatch waits in each until the last slice has gone to the last rank and come back.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .memory_arcs import bytes_within
 # --- Between passes, while memory is full ---
 
 
-MAX_PASSES = 5_000  # of a problem: beyond, paths take too long
+MAX_PASSES = 5_000  # most passes of a problem: with more, paths take too long
 MAX_ON_RANK = 800
-MAX_WAITS = 16  # of a rank that are looked for, where memory is fullest
+MAX_WAITS = 16  # most waits of a rank that are computed, those where memory is fullest
 
 
 class Wait(NamedTuple):
-    """Behind pass `x` (of the rank, by its place there) the rank waits `time` µs at least, but for what `free` says: which
-    of its passes may run meanwhile. `apart`: which cannot, and are neither before x nor behind."""
+    """A wait of a rank after one of its passes. x: the pass, by its index on the rank; time: the least µs of the wait; free:
+    [pass], whether it may run meanwhile; apart: [pass], whether it cannot, being neither ancestor nor descendant of x."""
 
     x: int
     time: int
@@ -42,7 +42,7 @@ class Wait(NamedTuple):
 
 
 class Reach:
-    """Which passes come behind which, whatever the order."""
+    """Which passes are descendants of which, by the edges of the problem alone."""
 
     def __init__(self, problem: Problem) -> None:
         count, edges = len(problem.passes), problem.edges
@@ -51,19 +51,19 @@ class Reach:
             self.outputs[a].append((b, lag))
         outputs = {row: [b for b, _ in self.outputs[row]] for row in range(count)}
         self.order = list(TopologicalSorter(outputs).static_order())[::-1]
-        self.behind = [0] * count  # bit b of behind[a]: b comes behind a
+        self.behind = [0] * count  # bit b of behind[a]: b is a descendant of a
         for row in reversed(self.order):
             for b, _ in self.outputs[row]:
                 self.behind[row] |= self.behind[b] | 1 << b
 
     def table(self, rows: Ints) -> Bools:
-        """Whether rows[j] comes behind rows[i], shape (n, n)."""
+        """[i, j]: whether rows[j] is a descendant of rows[i], shape (n, n)."""
         size = (len(self.duration) + 7) // 8
         data = np.frombuffer(b"".join(self.behind[i].to_bytes(size, "little") for i in rows.tolist()), np.uint8)
         return np.unpackbits(data.reshape(len(rows), size), axis=1, bitorder="little")[:, rows].astype(bool)
 
     def soonest(self, row: int, others: set[int]) -> int:
-        """µs from the end of a pass to the start of whichever of others, all behind it, can be first."""
+        """The least µs from the end of a pass to the start of one of `others`, which are descendants of it."""
         after = dict[int, int]()
         ready = {row: 0}
         for x in self.order:
@@ -78,16 +78,16 @@ class Reach:
 
 
 def waits_of(problem: Problem, reach: Reach, rows: Ints, room: int) -> list[Wait]:
-    """Waits of a rank whose passes are `rows`, no two of which are at a time. room: bytes that it has."""
+    """Waits of a rank that cannot overlap. rows: its passes; room: bytes of its memory."""
     behind, at = reach.table(rows), {row: i for i, row in enumerate(rows.tolist())}
     edges = problem.edges
     kept = np.flatnonzero((edges.pool == 0) & (edges.bytes > 0) & np.isin(edges.before, rows) & np.isin(edges.after, rows))
     takes, frees = (np.array([at[row] for row in column[kept].tolist()], int) for column in (edges.before, edges.after))
     size, here = edges.bytes[kept], np.eye(len(rows), dtype=bool)
-    until = behind | here  # [i, j]: j is i or comes behind it
-    held = until[takes].T & behind[:, frees]  # [x, edge]: it holds its bytes from x's start until something behind x ended
+    until = behind | here  # [i, j]: j is i or a descendant of it
+    held = until[takes].T & behind[:, frees]  # [x, edge]: bytes are held from x's start until a descendant of x has ended
     full = room - held @ size
-    inside = until[takes] & until[:, frees].T  # [edge, q]: q takes, frees, or comes between
+    inside = until[takes] & until[:, frees].T  # [edge, q]: q takes the bytes, frees them, or lies between
     idle = []
     for x in np.flatnonzero((held & (takes == np.arange(len(rows))[:, None])).any(axis=1)).tolist():
         other = ~(until[x] | behind[:, x])
@@ -100,7 +100,7 @@ def waits_of(problem: Problem, reach: Reach, rows: Ints, room: int) -> list[Wait
 
 
 def _disjoint(waits: list[Wait], until: Bools) -> list[Wait]:
-    """Of these the longest that cannot be at the same time: neither pass may run while the other's wait lasts."""
+    """The longest of these waits that cannot overlap: neither pass may run during the other's wait."""
     kept: list[Wait] = []
     for wait in sorted(waits, key=lambda wait: -wait.time):
         if all(other.apart[wait.x] and wait.apart[other.x] for other in kept):
@@ -109,7 +109,7 @@ def _disjoint(waits: list[Wait], until: Bools) -> list[Wait]:
 
 
 def idle_between(problem: Problem, reach: Reach, rows: Ints, room: int) -> int:
-    """µs that a rank is idle between its first pass and its last at least, as its memory has room for `room` bytes."""
+    """A lower bound, µs, on a rank's idle time between its first pass and its last. room: bytes of its memory."""
     waits = waits_of(problem, reach, rows, room)
     if not waits:
         return 0
@@ -118,7 +118,8 @@ def idle_between(problem: Problem, reach: Reach, rows: Ints, room: int) -> int:
 
 
 def reach_of(problem: Problem) -> Reach | None:
-    """None where waits are not looked for: in large problems, with side streams or further pools, without limits."""
+    """The descendants for `waits_of`. None where waits are not computed: in large problems, with side streams or further
+    pools, and without memory limits."""
     if problem.capacity is None or problem.pools or len(problem.side_stream) or len(problem.passes) > MAX_PASSES:
         return None
     on_rank = np.bincount(problem.passes.rank, minlength=problem.ranks)
@@ -128,8 +129,8 @@ def reach_of(problem: Problem) -> Reach | None:
 # --- At both ends ---
 
 
-MAX_KNAPSACK = 20_000  # units of capacity: beyond, work a byte bounds what a knapsack holds
-Choices = list[tuple[int, int]]  # (bytes, µs): what one microbatch may hold, and the work that goes with it
+MAX_KNAPSACK = 20_000  # most units of capacity of an exact knapsack; with more, work per byte bounds what it holds
+Choices = list[tuple[int, int]]  # (bytes, µs): what one microbatch can hold at a time, and the work it has run by then
 
 
 class RankWindow(NamedTuple):
@@ -144,8 +145,8 @@ class RankWindow(NamedTuple):
 
 
 class StageChain(NamedTuple):
-    """One stage's passes on a rank: rows[g, k] is position k of the chain of its g-th microbatch (F, B, W: 0, 1, 2). All
-    microbatches are alike: work (µs), taken and freed (bytes) are one value a position."""
+    """One stage's passes on a rank. rows[g, k]: the pass at position k of its g-th microbatch's chain (F, B, W: 0, 1, 2).
+    work, µs; taken, freed, bytes: one value for each position, since microbatches are equal."""
 
     rows: Ints
     work: Ints
@@ -153,19 +154,19 @@ class StageChain(NamedTuple):
     freed: Ints
 
     def left(self, k: int) -> Ints:
-        """Bytes held behind each position from k − 1 on, with all taken."""
+        """Bytes held after each position from k − 1 on, once the whole chain's bytes are taken."""
         held: Ints = self.taken.sum() - np.cumsum(self.freed)
         return held[min(k, len(held)) - 1 :]
 
 
-Ends = tuple[tuple[Ints, int], ...]  # for each stage: places of passes, one of which is the end, and the work beside it
+Ends = tuple[tuple[Ints, int], ...]  # for each stage: (indices of passes, one of which ends the period; µs of work in it)
 
 
 class IdleTerms(NamedTuple):
-    """What idle time of one rank rests on, whatever the window. Each of `until` is about positions from some k on, which
-    cannot start before memory is freed. For each stage it has the places, among the rank's passes, of those that may be
-    the first to start, and the most work that can run before, µs. Each of `behind` is about positions before some k: those
-    that may be the last to end, and the most work left then. fits: whether all memory fits at once."""
+    """The inputs of one rank's idle time that do not depend on the window. until: one entry for each k such that positions
+    from k on cannot start before memory is freed; for each stage it has the indices, among the rank's passes, of those that
+    may start first, and the most µs of work before that. behind: the same for positions before some k, with those that may
+    end last and the most work left then. fits: whether all memory fits at once."""
 
     until: tuple[Ends, ...]
     behind: tuple[Ends, ...]
@@ -173,8 +174,8 @@ class IdleTerms(NamedTuple):
 
 
 def idle_terms(problem: Problem, passes: Ints, capacity: int, times: int = 1) -> IdleTerms:
-    """What idle time of a rank rests on that runs these passes (rows) on one stream, with so many bytes; times: how often
-    each microbatch of the problem is there."""
+    """The idle-time inputs of a rank that runs `passes` (rows) on one stream. capacity: bytes; times: how often each
+    microbatch of the problem occurs."""
     chains = _chains(problem, passes)
     if chains is None:
         return IdleTerms((), (), False)
@@ -187,7 +188,7 @@ def idle_terms(problem: Problem, passes: Ints, capacity: int, times: int = 1) ->
             choices = [_begun(chain, k) for chain in chains]
             first = {s: (at[:, k], choices[s][-1]) for s, at in enumerate(where) if k < at.shape[1]}
             until.append(_ends(choices, copies, capacity, first))
-        # One that has freed what another stage took leaves others more than the capacity.
+        # Where a chain frees what another stage took, the others could hold more than the capacity, so it is left out.
         if not any(chain.taken[k:].any() or chain.left(k).min() < 0 for chain in chains):
             choices = [_left(chain, k) for chain in chains]
             last = {s: (at[:, min(k, at.shape[1]) - 1], (choices[s] or [(0, 0)])[0]) for s, at in enumerate(where)}
@@ -226,7 +227,7 @@ def _least(distance: Ints, ends: Ends) -> int:
 
 
 def _chains(problem: Problem, passes_of_rank: Ints) -> list[StageChain] | None:
-    """These passes (rows) by stage, microbatch and position; None where microbatches differ or their passes are no chain."""
+    """The chains of these passes (rows), by stage. None where microbatches differ, or their passes are not a chain."""
     passes, a = problem.passes, arrays_of(problem)
     takes, frees = bytes_within(problem, passes_of_rank)
     result = []
@@ -260,20 +261,20 @@ def _chained(a: ProblemArrays, table: Ints) -> bool:
 
 
 def _begun(chain: StageChain, k: int) -> Choices:
-    """What a microbatch holds and has worked with 1 … k positions begun, none of which freed anything."""
+    """(bytes held, µs worked) of a microbatch with its first 1 … k positions begun, which free nothing."""
     held, work = np.cumsum(chain.taken[:k]), np.cumsum(chain.work[:k])
     return list(zip(held.tolist(), work.tolist(), strict=True))
 
 
 def _left(chain: StageChain, k: int) -> Choices:
-    """What a microbatch holds and has left to work before its positions k, k + 1, …, with all taken."""
+    """(bytes held, µs of work left) of a microbatch before its positions k, k + 1, …, once all its bytes are taken."""
     left = np.cumsum(chain.work[::-1])[::-1][k:]
     return list(zip(chain.left(k).tolist(), left.tolist(), strict=False))
 
 
 def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[int, tuple[Ints, tuple[int, int]]]) -> Ends:
-    """The places of each stage that is known, and the most work, µs, where one of its microbatches holds and works what is
-    known of it, and all others choose."""
+    """For each stage in `known`: its passes' indices, and the most µs of work where one of its microbatches has the known
+    bytes and work and all others take their best choices."""
     most, ends = _most_work(stages, copies, capacity), []
     for s, (places, (held, work)) in known.items():
         others = [count - (t == s) for t, count in enumerate(copies)]
@@ -282,7 +283,7 @@ def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[i
 
 
 def _most_work(stages: list[Choices], copies: list[int], capacity: int) -> int:
-    """An upper bound, µs, on the work of `copies` microbatches a stage, each in one of its choices, within the capacity."""
+    """An upper bound, µs, on the work of each stage's `copies` microbatches, each in one of its choices, in the capacity."""
     everything = sum(n * max((work for _, work in choices), default=0) for n, choices in zip(copies, stages, strict=True))
     free = sum(
         n * max((work for held, work in choices if held == 0), default=0) for n, choices in zip(copies, stages, strict=True)

@@ -1,16 +1,16 @@
-"""Closed forms for very many microbatches, from the step of one: they take as long for 8 microbatches as for 8 million.
+"""Closed forms for very many microbatches from the step of one: 8 million take as long as 8.
 
-All microbatches are alike, and wait for nothing but passes of their own. Lanes may be taken to run in order (see
-`Problem.alike`). So paths within one microbatch give the least start of the first one's passes, and the least
-time behind the last one's; both hold whatever the others do. A lane's first pass is the first microbatch's, and its last one
-the last one's. So the closed forms of single ranks need no others:
+All microbatches are alike and wait only for passes of their own. Lanes can be assumed to run in order (see `Problem.alike`).
+So paths within one microbatch give the least start of the first microbatch's passes, and the least time behind the last
+one's, whatever the others do. The first and the last pass of a lane belong to the first and the last microbatch. So closed
+forms of single ranks need no other microbatches:
 
-* a rank works count · work, and is idle for what `unavoidable_idle` says before and after;
-* what edges hold of a rank's memory, bytes times their least time (the longest path between their ends), is count times that
-  of one microbatch, and must fit under the capacity. Until the j-th microbatch's pass can start, j passes of its lane before
-  it have ended: so memory fills no faster, and empties no faster, which costs at both ends.
+* A rank works count · work, and is idle before and after as `unavoidable_idle` tells.
+* The energy of a rank's memory, bytes times the least time that they are held (the longest path between an edge's ends), is
+  count times that of one microbatch, and must fit under the capacity. Before the j-th microbatch's pass can start, j passes
+  of its lane have ended: so memory cannot fill or empty faster, which costs time at both ends.
 
-Idle time of two ranks together rests on paths within one microbatch alone, too.
+Idle time of two ranks together needs paths within one microbatch only, too.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ from .two_ends import idle_of_two
 
 
 def bound_of_many(problem: Problem, count: int) -> Bound:
-    """The best closed form of a step of `count` microbatches that are all like the only one of `problem`. Raises BadInput
-    where passes share streams or collectives, or bytes lie off the devices."""
+    """The best closed form of a step of `count` equal microbatches. problem: the step of one. Raises BadInput for several
+    streams on a rank, collectives, or bytes beside the devices."""
     check_plain(problem)
     unit = value_unit(problem)  # divides every value
     return max((rounded_up(bound, unit) for bound in _forms(problem, count)), key=lambda bound: bound.value)
 
 
 def repeated_microbatch(problem: Problem) -> Problem | None:
-    """The step of one microbatch that `problem` is several times, but for passes of the step as a whole that nothing waits
-    for (exchanges of gradients): its bounds hold without those. None where it is not, or has what `bound_of_many` does not
-    know."""
+    """The step of one microbatch of which `problem` is a multiple, or None. Passes of the step for which nothing waits (such
+    as exchanges of gradients) are ignored: bounds without them hold too. None also if `check_plain` refuses the step."""
     step = without_last(problem)
     first = step.head(1)
     try:
@@ -53,15 +52,15 @@ def repeated_microbatch(problem: Problem) -> Problem | None:
 
 
 def without_last(problem: Problem) -> Problem:
-    """The problem without passes of no microbatch that take no compute stream and that nothing waits for."""
+    """The problem without side passes that belong to no microbatch and for which nothing waits."""
     waited = np.bincount(problem.edges.before, minlength=len(problem.passes)) > 0
     last = ~problem.in_microbatch & ~problem.computing & ~waited
     return problem.only(np.flatnonzero(~last)) if last.any() else problem
 
 
 def check_plain(problem: Problem) -> None:
-    """Raise BadInput for a step that is none of one microbatch with one stream a rank, all memory on devices and times above
-    0: no more is known of many microbatches then."""
+    """Raise BadInput unless this is a step of one microbatch with one stream a rank, all memory on devices, no collectives,
+    and durations above 0."""
     p = problem.passes
     wrong = {
         "is not one of a single microbatch": problem.microbatches != 1 or not problem.in_microbatch.all(),
@@ -76,7 +75,8 @@ def check_plain(problem: Problem) -> None:
 
 
 def _forms(step: Problem, count: int) -> Iterator[Bound]:
-    """The work of the busiest rank; for the span the windows of the first rank, the last and the busiest, else the step."""
+    """All closed forms: for the makespan in the whole step, for the span in the windows of the first, last and busiest
+    rank."""
     p = step.passes
     work = np.bincount(p.rank, p.duration, step.ranks).astype(np.int64)
     yield Bound(count * int(work.max()), BUSIEST, WORK)
@@ -96,17 +96,17 @@ def _forms(step: Problem, count: int) -> Iterator[Bound]:
 
 
 def _idle(rank: int, work: int, terms: IdleTerms, window: RankWindow) -> Bound:
-    """A rank's work, and what it must be idle before and after."""
+    """The bound by a rank's work and its idle time before and after."""
     first, last = unavoidable_idle(terms, window)
     proof = f"rank {rank}: {work} µs of work, and no order avoids {first} µs idle before or {last} µs idle after"
     return Bound(work + first + last, f"{proof}, whatever the number of microbatches", IDLE, (rank,))
 
 
 def _energy(rank: int, stays: Stays, room: int, count: int, times: tuple[Ints, Ints, Ints]) -> Bound:
-    """Bytes times the least time that they are held, of all microbatches, and what is lost while memory fills and empties.
+    """The bound by the energy of memory of all microbatches, and the energy lost while memory fills and empties.
 
-    A window of T µs holds T · room less both losses at most, where filling and emptying do not overlap in it. times: heads,
-    tails and durations of one microbatch's passes, µs."""
+    A window of T µs holds at most T · room less both losses, if filling and emptying do not overlap. times: heads, tails and
+    durations of one microbatch's passes, µs."""
     head, tail, duration = times
     need = energy_of(stays.size, stays.span, room)
     most = need.most * need.unit
@@ -124,10 +124,10 @@ def _energy(rank: int, stays: Stays, room: int, count: int, times: tuple[Ints, I
 
 
 def _lost(first: Ints, each: Ints, size: Ints, most: int, count: int) -> tuple[int, int]:
-    """Byte·µs by which memory of `most` bytes is not full at least, where edge e's j-th microbatch of `count` comes first[e]
-    + j · each[e] µs after the window's end or later, with size[e] bytes; and when it can be full, µs.
+    """The least byte·µs by which memory of `most` bytes is not full near one end of the window, and when it can be full, µs.
+    Microbatch j of `count` of edge e brings size[e] bytes no sooner than first[e] + j · each[e] µs from that end.
 
-    All bytes together reach `most`. Sums of what comes at even distances are in closed form: an edge may hold a byte."""
+    All bytes together reach `most`. The sums are in closed form, since there may be very many microbatches."""
     begin, apart, size = (column.astype(object) for column in (first, each, size))  # whole numbers of any length
 
     def come(at: int) -> Any:
@@ -139,7 +139,7 @@ def _lost(first: Ints, each: Ints, size: Ints, most: int, count: int) -> tuple[i
 
 
 def _stays(problem: Problem) -> list[Stays]:
-    """What one microbatch holds of each rank's memory."""
+    """The `Stays` of one microbatch in each rank's memory."""
     e = problem.edges
     rows = np.flatnonzero(problem.device_bytes > 0)
     spans, rank = least_lifespans(problem, rows), problem.passes.rank[e.before[rows]]

@@ -1,15 +1,15 @@
-"""What memory forces: arcs between passes whose bytes do not fit together, and what passes on side streams hold while others
-compute.
+"""Arcs that memory forces between passes whose bytes do not fit together, and the bytes that passes on side streams hold
+while others compute.
 
-Take a pool, a pass `t` that takes there and a pass `f` that frees. Suppose that t starts before f has ended. Then, once all
-that happens at t's start has happened, an edge holds its bytes if its first pass is t or comes before t, and if its second
-pass comes behind f (or is f), or comes behind t. Where those bytes exceed the pool's room, no schedule does that: t waits
-for f. Arcs found so tell more of which pass comes before which, so the search for them is repeated.
+Take a pool, a pass `t` that takes bytes there and a pass `f` that frees some. Suppose that t starts before f has ended. Then
+right after t's start an edge holds its bytes if its first pass is t or comes before t, and its second pass is f or comes
+after f or after t. Where those bytes exceed the pool's room, this happens in no schedule, so t waits for f. Each such arc
+can imply others, so the search for them is repeated.
 
-One rank alone, as bounds look at it, is its compute stream. Edges with an end on another stream are no part of that, and
-leaving their bytes out is a true relaxation; so is leaving out all bytes in pools beside the devices. Where such bytes of a
-device are held whenever a pass of the rank takes memory, the rank has as much less for the rest. And they are held for as
-long as what must run between their ends takes.
+Bounds for one rank count only its compute stream. Ignoring the bytes of edges with an end on another stream is a relaxation,
+and so is ignoring all bytes in pools beside the devices. Where such bytes of a device are held whenever a pass of the rank
+takes memory, they are subtracted from the rank's capacity. They are held at least as long as the passes that must run
+between their ends take.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _between(
 # --- Arcs ---
 
 
-INFINITE = 1 << 40  # more µs, or more places in a lane, than any problem has
+INFINITE = 1 << 40  # more µs, and more positions in a lane, than any problem has
 Arcs = dict[tuple[int, int, int], tuple[Ints, Ints]]  # (pool, lane that frees, lane that takes) → columns (before, after)
 
 

@@ -1,9 +1,9 @@
-"""Necessary arcs: which pass must wait for which, in every schedule whose lanes run in table order; longest paths along
+"""Necessary arcs: which pass must wait for which in every schedule whose lanes run in table order; and longest paths on
 them.
 
-There are three sources. The problem's edges. Each lane's chain, for its passes share a stream and run in order. And
-memory: where what the passes up to `b` have taken and what `a` and the passes after it free do not fit together, `b`
-waits for `a`.
+They have three sources: the problem's edges; the chain of each lane, whose passes share a stream and run in order; and
+memory. Where what the passes up to `b` take and what `a` and the passes after it free do not fit together, `b` waits for
+`a`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ...util.kernels import kernel
 from .memory_arcs import INFINITE, Arcs, add_memory_arcs, topological_order
 from .path_walks import NO_PATH, Direction, Walk, longest_paths, walk_of
 
-WHOLE_STEP = -1  # in place of a rank whose window it is
-ROUNDS, MAX_LANES = 4, 500  # looks for arcs that memory forces; of more lanes only one
-MAX_ORDERED_LANES = 4_000  # of more, pairs take minutes and gigabytes: only the graph is walked
+WHOLE_STEP = -1  # stands for the window of the whole step, in place of a rank
+ROUNDS, MAX_LANES = 4, 500  # rounds of the search for memory's arcs; with more lanes there is only one round
+MAX_ORDERED_LANES = 4_000  # with more, pairs of lanes take minutes and gigabytes, so only the graph's edges are used
 
 
 class NecessaryArcs(NamedTuple):
     """Arcs in compressed rows both ways. A lag, µs, is from the end of one pass to the start of the next.
 
-    order: the passes in a topological order. One value a pass: lane; place, its position in the lane; head, its least
-    start, µs; tail, the least time from its end to the end of all, µs.
-    One value a lane: length, its passes. shift[l, m]: the least n such that pass k of lane l comes before pass k + n of
-    lane m for every k (`INFINITE`: none is known). mates: the lanes that share lane l's only stream, in compressed rows.
+    order: the passes in a topological order. For each pass: lane; place, its position in the lane; head, its least start,
+    µs; tail, the least time from its end to the end of all, µs. For each lane: length, the number of its passes.
+    shift[l, m]: the least n such that pass k of lane l comes before pass k + n of lane m for every k (`INFINITE`: none is
+    known). mates: the lanes that share lane l's only stream, in compressed rows.
     """
 
     out_first: Ints
@@ -69,7 +69,7 @@ def necessary_arcs_of(problem: Problem, clock: Clock | None = None) -> Necessary
     clock = clock or Clock(INFINITE)
     if problem not in _known:
         arcs = _arcs(problem, clock) if len(problem.lanes) <= MAX_ORDERED_LANES else None
-        if arcs is None:  # too many, or lanes against the graph: no schedule runs them in order, so only that is sure
+        if arcs is None:  # too many lanes, or their order contradicts the graph: then only the graph's edges are sure
             arcs = _arcs(problem, clock, lanes=False)
         assert arcs is not None  # a graph with a cycle has no `ProblemArrays`
         zero, walk = np.zeros(len(problem.passes), np.int64), walk_of(_forwards(problem, arcs))
@@ -131,10 +131,10 @@ def _backwards(problem: Problem, a: NecessaryArcs) -> Direction:
 
 
 def heads_and_tails(problem: Problem, rank: int) -> tuple[Ints, Ints]:
-    """Least time before each pass's start and after its end, µs, shape (passes,) each.
+    """Least times before each pass's start, and after its end, µs, shape (passes,) each.
 
-    For the makespan, and for no rank (`WHOLE_STEP`), they count from the step's begin and to its end. For the span they
-    count from the first start of `rank` and to its last end (`NO_PATH`: none leads there).
+    For the makespan, and for `WHOLE_STEP`, they count from the step's begin and to its end. For the span they count from
+    the first start of `rank` and to its last end; `NO_PATH` where no path leads there.
     """
     a = necessary_arcs_of(problem)
     if problem.objective == "makespan" or rank == WHOLE_STEP:
@@ -151,8 +151,8 @@ def ordered_passes(problem: Problem, rank: int) -> Ints:
 
 
 def _mates(problem: Problem, length: Ints) -> tuple[Ints, Ints]:
-    """For each lane whose passes use one stream and only that: the lanes that use the same, itself among them; in
-    compressed rows."""
+    """For each lane whose passes all use the same single stream: the lanes on that stream, itself included, in compressed
+    rows."""
     passes = problem.passes
     stream, number_of = np.full(len(length), -1, np.int64), {name: i for i, name in enumerate(problem.streams)}
     for number, rows in enumerate(problem.lanes):
@@ -183,8 +183,8 @@ def _lanes_in_step(problem: Problem, place: Ints, length: Ints) -> Ints:
 
 
 def _memory_arcs(problem: Problem, place: Ints, shift: Ints, clock: Clock) -> Arcs:
-    """Arcs that memory forces. They tell more of which pass comes before which, so the search for them is repeated while it
-    finds some. `shift` is closed over other lanes, in place. Raises TimeUp."""
+    """Arcs that memory forces. Each one can imply others, so the search for them is repeated while it finds some. `shift` is
+    closed over other lanes in place. Raises TimeUp."""
     arcs: Arcs = {}
     for _ in range(ROUNDS):
         lower = add_memory_arcs(problem, place, shift, arcs)
@@ -198,8 +198,8 @@ def _memory_arcs(problem: Problem, place: Ints, shift: Ints, clock: Clock) -> Ar
 
 @kernel
 def _close_steps(shift: Ints, first: Ints, behind: Ints, order: Ints) -> None:
-    """Set `shift`, shape (lanes, lanes), 0 from each lane to itself, to 0 to all that lie behind it too, in place. behind:
-    the lanes right behind each, in compressed rows. order: one in which each lane comes before those."""
+    """Set `shift`, shape (lanes, lanes), to 0 from each lane to all its descendants, in place; it is 0 from each to itself.
+    behind: the direct successors of each lane, in compressed rows. order: a topological order of the lanes."""
     for at in range(len(order) - 1, -1, -1):
         i = order[at]
         for e in range(first[i], first[i + 1]):
@@ -211,7 +211,7 @@ def _close_steps(shift: Ints, first: Ints, behind: Ints, order: Ints) -> None:
 
 @kernel
 def _close_shifts(shift: Ints) -> None:
-    """Lower `shift`, shape (lanes, lanes), to the least sums along ways over other lanes (Floyd, Warshall), in place."""
+    """Lower `shift`, shape (lanes, lanes), to the least sums along paths over other lanes (Floyd, Warshall), in place."""
     for k in range(len(shift)):
         for i in range(len(shift)):
             if shift[i, k] < INFINITE:

@@ -1,6 +1,6 @@
-"""Longest paths to the passes' starts along necessary arcs, from any begin, forwards in time or backwards.
+"""Longest paths to the passes' starts along necessary arcs, from given begins, forwards or backwards in time.
 
-They see machines too: what must run on a pass's own stream before it, after some point in time, takes its work.
+They count machines too: passes that must run on a pass's own stream between some time and its start take all their work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Idle time of the first rank and of another one together: what neither can avoid, whatever the other does.
+"""A bound from the idle time of the first rank and of another one, both taken together.
 
-For steps whose ranks run three passes of each microbatch, alike in all: one that takes memory, one on the way back, and one
-that others need not wait for. docs/notes/tight-memory.md calls them F, B and W, and this bound theorem 4, with its proof.
+It is for steps whose ranks run three passes of each microbatch, equal in all microbatches: one that takes memory, one on the
+way back, and one that no other rank waits for. docs/notes/tight-memory.md calls them F, B and W, and proves this bound as
+theorem 4.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from ...greedy.blocks.building_block import longest_ways
 from ...problem import Ints, Problem
 from .bound import IDLE, Bound
 
-MAX_WINDOWS = 1_000_000  # states of the first rank times microbatches: beyond, its windows count as without loss
-MAX_STATES = 30_000_000  # of both ranks: beyond, there is no bound
+MAX_WINDOWS = 1_000_000  # states of the first rank times microbatches: with more, its windows count as without loss
+MAX_STATES = 30_000_000  # states of both ranks: with more, there is no bound
 FAR = 1 << 60  # µs
 
 

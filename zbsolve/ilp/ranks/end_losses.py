@@ -1,36 +1,37 @@
-"""What the memory of one rank loses at both ends of a step: a search over how its passes begin, and one over how they end.
+"""A bound from the memory that one rank loses at both ends of a step, by a search over how its passes begin and one over how
+they end.
 
-Let E be the sum, over what a rank's passes hold, of bytes times least lifespan, C the rank's capacity, and T the time from
-its first start to its last end. So C · T ≥ E. More is needed, for memory fills slowly, and what waits holds bytes for longer
-than it must. The first passes of many microbatches fill memory soon, but then nothing has room that could go on.
+Let E be the sum, over all that a rank's passes hold, of bytes times least lifespan; C the rank's capacity; and T the time
+from its first start to its last end. Then C · T ≥ E. In fact more time is needed, since memory fills slowly, and waiting
+passes hold bytes for longer than they must. Starting many microbatches early fills memory soon, but leaves no room to go on.
 
-**Loss.** Other ranks are lags. Take an order of the rank's passes, and a moment t at which it has run some of them. Of each
-pair of passes that hold bytes, the order says how long these are held after t at least: not at all where the second pass has
-run; until the least end of the second one where the first has begun; else for the least lifespan l. Call that r. The loss up
-to t is C · t − Σ bytes · (l − r): it says how much less than C · t has been of use.
+**Loss.** Other ranks count as lags. Take an order of the rank's passes, and a moment t at which it has run some of them. For
+each pair of passes that hold bytes, the order gives the least time r that these are held after t: 0 where the second pass
+has run; until the least end of the second one where the first has begun; else the least lifespan l. The loss up to t is C ·
+t − Σ bytes · (l − r): the part of C · t that was not used.
 
-**Searches.** Let t₁ be the start of the first pass of a microbatch ≥ k. The first search shows that the loss up to t₁ is C ·
-b or more in every schedule. It is the search for orders (`order_search`) with memory's energy as its only limit: it drops a
-partial order where the loss is larger than that, and it must drop all of them before a lane comes to microbatch k. In the
-same way the second search, with time turned round, shows a loss of C · e or more behind t₂, the last end of a pass of a
-microbatch < m − n.
+**Searches.** Let t₁ be the start of the first pass of a microbatch ≥ k. The first search proves that the loss up to t₁ is at
+least C · b in every schedule. It is the search for orders (`order_search`) with memory's energy as its only limit: it drops
+a partial order whose loss is larger than that, and it must drop all of them before a lane comes to microbatch k. The second
+search does the same with time reversed. It proves a loss of at least C · e after t₂, the last end of a pass of a microbatch
+< m − n.
 
 **Both add up** where k + n < m. *Proof.* All passes of microbatch k start at t₁ or later, and end by t₂: t₁ ≤ t₂. All
-microbatches before k have ended by t₂, and those from m − n on start behind t₁. So of the lifespans these lie between t₁ and
-t₂: r or more of microbatches before k, what r is turned round of those from m − n on, and l of the others. All that is held
-there takes C · (t₂ − t₁) at most. Add C · t₁ = loss + Σ bytes · (l − r) of the first ones, and the same of the last ones: C
+microbatches before k have ended by t₂, and those from m − n on start after t₁. So these parts of lifespans lie between t₁
+and t₂: at least r of microbatches before k, the reversed r of those from m − n on, and l of the others. All that is held
+there takes at most C · (t₂ − t₁). Add C · t₁ = loss + Σ bytes · (l − r) of the first ones, and the same of the last ones: C
 · T ≥ E + C · (b + e). ∎
 
-**Any timing.** The search has passes as early as their order allows. In another timing of the same order t₁ is later by some
-δ, and each least end is no sooner, so each r falls by δ at most. The loss grows by δ · C and falls by δ times the bytes that
-are held at t₁, which are C at most.
+**Any timing.** In the search passes start as early as their order allows. In another timing of the same order t₁ is later by
+some δ, and no least end is earlier, so each r falls by at most δ. The loss grows by δ · C, and it falls by at most δ times
+the bytes held at t₁, which are at most C.
 
-**Orders that are left out.** The search leaves out an order where another one is as good (`order_search._next_level`). Both
-fit then, and so it is here: the other one's loss up to its t₁ is no larger. The loss grows with time, and it falls where
-passes start earlier. That shows it where a partial order is nowhere later than another, or merged from several; where a pass
-moves to an earlier gap; and where a pass changes places with one before it that no pass waits for, as both have run by t₁,
-or the first pass of microbatch k is the one that moves, and comes sooner. Lanes that take turns with twins can lose more:
-tails that rise keep these.
+**Orders that are left out.** The search leaves out an order where another one is as good (`order_search._next_level`), since
+both then fit. The same holds here: the other one's loss up to its t₁ is no larger. The loss grows with time and falls where
+passes start earlier. This covers a partial order that is nowhere later than another, or merged from several; a pass that
+moves to an earlier gap; and a pass that changes places with one before it that no pass waits for: either both have run by
+t₁, or the first pass of microbatch k is the one that moves, and comes earlier. Lanes that take turns with twins can lose
+more; rising tails keep these apart.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ from .lanes import Lanes, lanes_of, no_windows
 from .order_search import Induction, Limits, search_orders
 from .search_tables import NOTHING_KNOWN, ToGo
 
-NO_INCUMBENT = np.full(1, INFINITE)  # the incumbent's value, µs, shape (1,), where there is none that others improve
+NO_INCUMBENT = np.full(1, INFINITE)  # the value, µs, shape (1,), that stands for no incumbent
 MAX_WINDOW = 1 << 28  # µs: the search keeps times in 32 bits
 
 
 class Answer(Enum):
-    """What a search over orders says of a window. FITS: one fits (within the relaxation), or the incumbent does. MERGED: too
-    few states were kept with the same positions to tell. TOO_MANY: there were more partial orders in all than allowed."""
+    """The answer of a search over orders for a window. REFUTED: no order fits. FITS: an order of the relaxation fits, or the
+    incumbent does. MERGED: undecided, since states were merged. TOO_MANY: undecided, since no allowed states are left."""
 
     REFUTED = order_search.REFUTED
     FITS = order_search.FITS
@@ -73,12 +74,12 @@ def refute(
     incumbent: Ints = NO_INCUMBENT,
     to_go: ToGo = NOTHING_KNOWN,
 ) -> tuple[Answer, int]:
-    """Whether no order of the lanes' passes fits `window` µs, and how many partial orders were tried.
+    """Search whether any order of the lanes' passes fits `window` µs. Returns the answer and how many states were tried.
 
-    At most `breadth` states with the same positions are kept, and at most `states` partial orders are tried in all;
-    steady: no more than twice as many at any time as that allows in the mean. incumbent: the value, µs, shape (1,), of the
-    best schedule known, which another thread may lower meanwhile; where it falls into the window, the search ends. to_go:
-    what is known of single ranks (see `times_to_go`).
+    breadth: the most states kept with the same positions. states: the most states tried in all. steady: at each level at
+    most twice as many as `states` allows on average. incumbent: the value, µs, shape (1,), of the best known schedule,
+    which another thread may lower meanwhile; the search ends where it is within the window. to_go: known times of single
+    ranks (see `times_to_go`).
     """
     if window >= MAX_WINDOW:
         return Answer.TOO_MANY, 0
@@ -88,15 +89,15 @@ def refute(
 
 
 KINDS_OF_GROUPS = ENDS, ALONE, LEAN, WHOLE, OWN = "both ends of one", "alone", "lean", "whole", "in their own windows"
-# Partial orders in one try: at first, how many times as many in a kind's next turn, at most (a few GB at worst).
+# States in one try: at first; the factor for a kind's next turn; and the most (a few GB of memory at worst).
 FIRST_STATES, STATES_FACTOR, MAX_STATES = 3_000, 6, 8_000_000
-FAIR_PART = 0.25  # of all that was gained, is added to what each kind gained: the others may gain with more states
+FAIR_PART = 0.25  # share of the whole gain added to each kind's own, since a kind may gain later with more states
 
 
 @dataclass
 class Share:
-    """What one kind of groups has had: how many partial orders one try may take in its next turn, how many all took so far,
-    and what the bound gained by them, µs."""
+    """The turns of one kind of groups. states: allowed in one try of its next turn; tried: by all its tries so far; gained:
+    µs that the bound rose by them."""
 
     states: int = FIRST_STATES
     tried: int = 0
@@ -108,15 +109,15 @@ class Share:
         return self.states == FIRST_STATES
 
     def count(self, gained: int, tried: int) -> None:
-        """One more turn, in which the bound gained so many µs by so many partial orders."""
+        """Count one more turn. gained: µs that the bound rose; tried: states."""
         self.states *= STATES_FACTOR
         self.gained += gained
         self.tried += tried
 
 
 def next_kind(shares: dict[str, Share], alone: bool) -> str | None:
-    """The kind whose turn it is, that of the fewest partial orders for its part of what was gained; each has one turn before
-    any has two. alone: whether single ranks may have more than one; None where no kind is left."""
+    """The kind that is next: the one with the fewest states for its share of the gain; each gets one turn before any gets
+    two. alone: whether single ranks may get more than one. None: no kind is left."""
     left = {
         kind: share
         for kind, share in shares.items()
@@ -131,18 +132,18 @@ def next_kind(shares: dict[str, Share], alone: bool) -> str | None:
     return min(left, key=taken, default=None)
 
 
-WINDOW = MAX_WINDOW - 1  # µs: longer than any order, so that energy alone limits the search
-MAX_MICROBATCHES = 255  # that one search knows of
-PARTS = 1_000  # of all that must be held, in µs: to such a part the loss is found
-MAX_BREADTH, BREADTH_FACTOR = 1024, 4  # times as many states with the same positions where merged ones fit
-HELD_SHARE = 0.8  # of a bound must be the time that memory must be held for, so that both ends are worth a look
-ENOUGH_LEFT = 4  # such a try is made where it may take so many times the partial orders of the last one
+WINDOW = MAX_WINDOW - 1  # µs: longer than any order, so that only energy limits the search
+MAX_MICROBATCHES = 255  # the most in one search
+PARTS = 1_000  # the loss is found to the time that memory must be held, divided by this
+MAX_BREADTH, BREADTH_FACTOR = 1024, 4  # the most breadth, and the factor on it where merged states fit
+HELD_SHARE = 0.8  # both ends are searched where memory must be held for at least this share of a bound
+ENOUGH_LEFT = 4  # a wider try is made where it may take this many times the states of the last one
 
 
 @dataclass
 class End:
-    """One end of a step, as `lanes` that begin there: loss, µs of the whole capacity that are lost there at least; reached,
-    how many microbatches the proof of that knows of; breadth and step, µs, of the next try."""
+    """One end of a step. lanes: begin there; loss: proven so far, µs of the whole capacity; reached: the most microbatches
+    that its proof looked at; breadth: of the next try; step: µs by which that asks for more."""
 
     lanes: Lanes
     step: int
@@ -151,10 +152,10 @@ class End:
     breadth: int = 1
 
     def raise_loss(self, states: int, allowed: int, grain: int, most: int) -> int:
-        """A higher loss, to `grain` µs, by tries of `most` microbatches at most: so many partial orders in one, `allowed` in
-        all; how many were tried."""
+        """Raise the loss in steps down to `grain` µs. states: in each try; allowed: states in all; most: microbatches in
+        each try. Returns how many states were tried."""
         tried, self.step = 0, max(self.step, grain)
-        while self.step >= grain and tried < allowed and self.loss < WINDOW:  # more is lost where nothing fits the memory
+        while self.step >= grain and tried < allowed and self.loss < WINDOW:  # no end where nothing fits the memory
             answer, count, reached = self.attempt(self.loss + self.step, min(states, allowed - tried), most)
             tried += count
             if answer is Answer.REFUTED:
@@ -166,8 +167,8 @@ class End:
         return tried
 
     def attempt(self, loss: int, states: int, most: int) -> tuple[Answer, int, int]:
-        """Whether every order loses so many µs (REFUTED: none loses less) before it comes to the first microbatch behind
-        `most` ones; how many partial orders were tried, and the most microbatches that they came to."""
+        """Search whether every order loses `loss` µs before it comes to a microbatch after the first `most` (REFUTED: none
+        loses less). Returns the answer, the states tried, and the most microbatches that they came to."""
         lanes = _without_ends(self.lanes, most + 1)
         need, room = energy_each(lanes) * (most + 1), int(lanes.capacity[0])
         left = np.array([[[0.0, float(need + (loss - WINDOW) * room), float(room)]]])
@@ -178,7 +179,7 @@ class End:
 
 
 class BothEnds:
-    """What one rank's memory must hold, and what it loses at both ends as far as it is known."""
+    """The least time that one rank's memory is held, and the losses at both ends that are proven so far."""
 
     def __init__(self, problem: Problem, rank: int, lanes: Lanes) -> None:
         self.rank, self.room, self.microbatches = rank, int(lanes.capacity[0]), lanes.head.shape[1]
@@ -191,7 +192,7 @@ class BothEnds:
 
     @property
     def bound(self) -> Bound:
-        """What this proves."""
+        """The bound that follows."""
         first, last = (end.loss for end in self.ends)
         proof = (
             f"rank {self.rank}: what its passes must hold takes {self.room} bytes for {self.held} µs, and every order loses "
@@ -200,7 +201,7 @@ class BothEnds:
         return Bound(self.held + first + last + self.around, proof, BOTH_ENDS, (self.rank,))
 
     def raise_losses(self, states: int, allowed: int = INFINITE) -> int:
-        """Search for higher losses, with `states` partial orders a try and `allowed` in all. Returns how many were tried."""
+        """Search for higher losses. states: in each try; allowed: states in all. Returns how many were tried."""
         tried, grain = 0, max(1, self.held // PARTS)
         for end, other in (self.ends, self.ends[::-1]):
             others = other.reached or self.microbatches // 2
@@ -210,8 +211,8 @@ class BothEnds:
 
 
 def both_ends_of_fullest(problem: Problem, least: int) -> BothEnds | None:
-    """The losses of one rank: the one whose memory alone gives the highest closed form. None where that rank's passes need
-    all its memory for only a small part (`HELD_SHARE`) of `least` µs."""
+    """Both ends of the rank whose memory alone gives the highest closed form. None where its memory must be held for less
+    than `HELD_SHARE` of `least` µs."""
     forms = [bound for bound in all_closed_forms(problem) if bound.kind == AREA and 0 < len(bound.ranks) <= 2]
     fullest = max(forms, key=lambda form: form.value, default=None)
     both = None if fullest is None else both_ends(problem, fullest.ranks[-1])
@@ -219,8 +220,8 @@ def both_ends_of_fullest(problem: Problem, least: int) -> BothEnds | None:
 
 
 def both_ends(problem: Problem, rank: int) -> BothEnds | None:
-    """What this rank's memory must hold and loses at both ends; None where its passes allow no search, or where it has too
-    few microbatches."""
+    """Both ends of this rank, with no loss proven yet; None where its passes allow no search, or where it has too few
+    microbatches."""
     lanes = lanes_of(problem, (rank,))
     if lanes is None or len(lanes.held) == 0 or lanes.capacity[0] <= 0 or lanes.head.shape[1] < 3:
         return None
@@ -229,7 +230,7 @@ def both_ends(problem: Problem, rank: int) -> BothEnds | None:
 
 
 def proven_again(problem: Problem, rank: int, value: int, states: int) -> Bound | None:
-    """The bound of this rank, where a search with `states` partial orders proves `value` µs or more; else None."""
+    """The bound of this rank, where searches with `states` in all prove `value` µs or more; else None."""
     both, each = both_ends(problem, rank), FIRST_STATES
     while both is not None and both.bound.value < value and each <= MAX_STATES and states > 0:
         states -= both.raise_losses(each, states)
@@ -238,12 +239,12 @@ def proven_again(problem: Problem, rank: int, value: int, states: int) -> Bound 
 
 
 def energy_each(lanes: Lanes) -> int:
-    """Byte·µs that one microbatch must hold."""
+    """Byte·µs that one microbatch must at least hold."""
     return sum(size * least for _, _, size, least in lanes.held.tolist())
 
 
 def mirrored(lanes: Lanes) -> Lanes:
-    """The lanes of one rank with time turned round; without what is known of heads and tails."""
+    """The lanes of one rank with time reversed; heads and tails are left as they are."""
     last = len(lanes.rank) - 1
     held = lanes.held[:, [1, 0, 2, 3]].copy()
     held[:, :2] = last - held[:, :2]
@@ -257,8 +258,8 @@ def mirrored(lanes: Lanes) -> Lanes:
 
 
 def _without_ends(lanes: Lanes, microbatches: int) -> Lanes:
-    """The lanes of so many microbatches, of one rank, without heads and with tails that limit nothing. Tails rise, so that
-    no two lanes are twins."""
+    """The lanes of one rank with this many microbatches, without heads and with tails that limit nothing. Tails rise, so
+    that no two lanes are twins."""
     shape = len(lanes.rank), microbatches
     tail = np.tile(np.arange(microbatches), (len(lanes.rank), 1))
     return lanes._replace(

@@ -1,4 +1,4 @@
-"""Higher bounds by searches over the orders of some ranks: one rank, groups of them, all of them, within a time."""
+"""Higher lower bounds from searches over the orders of one rank, of groups of ranks, or of all ranks, within a time."""
 
 from __future__ import annotations
 
@@ -29,52 +29,52 @@ from .induction import FIRST_BREADTH, WindowSearch, has_many_waves, refute_by_in
 from .lanes import MAX_LEAN_RANKS, MAX_WHOLE_RANKS, Group, all_ranks, group_bound, group_of, grown, in_own_windows, lanes_of
 from .times_to_go import TimesToGo
 
-SECONDS_PER_STATE = 1.5e-6  # that one partial order counts for
-MIN_STATES = 1_000  # a try with fewer is not worth its set-up
-MAX_FAILURES = 3  # groups that may take all their states without a bound before others of their size are left
-# Share of the time, and seconds at least, after which the searches are given up where none has gained on the closed forms.
-# Of 192 problems 48 gained nothing in all of the time, and of the others one gained later than this (0.04 %).
+SECONDS_PER_STATE = 1.5e-6  # time that the clock counts for one partial order (a state)
+MIN_STATES = 1_000  # a try with fewer states is not worth its set-up
+MAX_FAILURES = 3  # groups of one size that may use up their states without a bound before the rest of the size is skipped
+# The searches end where none has gained on the closed forms within this share of the time, and at least these seconds. Of
+# 192 problems 48 gained nothing in all of the time, and of the others one gained later than this (0.04 %).
 GIVE_UP_SHARE, GIVE_UP_SECONDS = 0.25, 0.5
-# A rank more takes so many times the partial orders, about (26 and 52 where seen). One try of a group that is grown where
-# there is time for so many may take this share of them, with this breadth: merged it takes more.
+# The factor on states that one more rank takes (26 and 52 were measured). Where there is time for so many states, a grown
+# group may take this share of the affordable states in one try, with this breadth, since merged states take more tries.
 RANK_FACTOR, DEEP_SHARE, DEEP_BREADTH = 30, 0.7, 128
-# Ranks in their own windows: the breadth at first (what refutes them, how the step begins, needs few states), and how many
-# partial orders at least two of them may take to refute the ceiling.
+# For ranks in their own windows: the first breadth (refuting how a step begins needs few states), and the least states that
+# two or more of them may take to refute the ceiling.
 OWN_BREADTH, REACH_STATES = 1, 100_000
-GAP_PARTS = 64  # a group of ranks that can gain less than this part of the gap is left
-LONG_LOOK = STATES_FACTOR * FIRST_STATES  # one try had before the look at a long problem, which takes most of the time
-# Before groups have had tries of so many partial orders a look takes such a share of the time left at most: of what two or
-# three ranks refute with 100,000 a look at all of them finds little.
+GAP_PARTS = 64  # a group of ranks is left where it can gain only less than the gap divided by this
+LONG_LOOK = STATES_FACTOR * FIRST_STATES  # states of a try before all ranks are looked at in a long problem
+# Until tries had this many states, a look at all ranks takes at most this share of the time left: it rarely finds more than
+# what two or three ranks refute with 100,000 states.
 LATE_LOOK, EARLY_SHARE = STATES_FACTOR * LONG_LOOK, 0.3
-LOOK_SHARE = 0.3  # of the time left may go into a first look at whether all ranks refute the incumbent's value
-LOOK_BREADTH, LOOK_STATES = 16, 2.5  # times the breadth of that look, and its states, that an answer takes at most
-PROBE_STATES = 100_000  # that show how fast an induction is
-SETTLED = 0.98  # times its value a round before: an incumbent above that is worth a look
-# Shares of the time left for one try of an induction: of the first rank, of all in a long problem, of all in another. With
-# less of it that of 8 ranks in half of 1F1B's memory ends a little too soon, and others find far less in the rest.
+LOOK_SHARE = 0.3  # share of a look's states that its first step, with a small breadth, may take
+LOOK_BREADTH, LOOK_STATES = 16, 2.5  # factors on breadth and states of that first step for the second one
+PROBE_STATES = 100_000  # states of a short induction, which measures its speed
+SETTLED = 0.98  # an incumbent above this share of its value a round before is worth a look
+# Shares of the time left for one try of an induction: over the first rank, over all in a long problem, over all in another.
+# With less, the induction of 8 ranks in half of 1F1B's memory does not end, and other searches gain far less in the rest.
 FIRST_RANK_SHARE, LONG_SHARE, SHORT_SHARE = 0.1, 0.85, 0.5
 MAX_INDUCTION_LANES = 24
-INDUCTION_GOAL = 0.99  # of the incumbent's value is asked for where the value itself takes too many partial orders
-SINGLE_RANKS = 2  # times as many single ranks are searched at most as there are ranks: one may stand in several windows
-# So many single ranks of the best closed forms come first, with so many partial orders a try.
+INDUCTION_GOAL = 0.99  # share of the incumbent's value that an induction tries to prove
+SINGLE_RANKS = 2  # the most single ranks searched, times ranks: one rank may appear with several windows
+# The number of single ranks of the best closed forms that are searched first, and the states of each try.
 PROMISING, PROMISING_STATES = 2, 30_000
-# Partial orders a try for both ends of a rank, before all else. They take so many times as many in all, which may be a share
-# of what there is time for. Both ends have further turns as long as they give a share of the best bound.
+# For both ends of one rank, before all else: states of each try; the share of affordable states that all tries may take; the
+# factor on a try's states that all tries take; and the share of the best bound below which both ends get no further turn.
 ENDS_STATES, ENDS_TIME, ENDS_TRIES, ENDS_SHARE = (3_000, 18_000, 108_000), 0.5, 12, 0.97
-WINDOWS_PART = 3  # of what both ends gained such a part counts for windows of single ranks, too, which go on from there
+WINDOWS_PART = 3  # the gain of both ends divided by this counts for windows of single ranks too, which continue from it
 
 
 def higher_bounds(
     problem: Problem, best: Bound, clock: Clock, seconds: float, incumbent: Ints = NO_INCUMBENT
 ) -> Iterator[Bound]:
-    """Higher bounds than `best` as they are found, cheap ones first, until the incumbent's value or the time is reached.
+    """Yield bounds above `best` as they are found, cheap ones first, until the incumbent's value or the time is reached.
 
-    After the closed forms come single ranks, exactly. Groups of ranks follow with few states each, then with more; for the
-    span also groups in their own windows, which take more states for each order. Early on, one look asks whether all ranks
-    together refute a better value at once. It ends early where no search gains anything in the first part of the time.
+    Closed forms come first, then single ranks. Groups of ranks follow with few states in each try, then with more; for the
+    span also groups in their own windows, which need more states for each order. Early on, one look tests whether all ranks
+    together refute any better value. The search ends early where nothing is gained in the first part of the time.
 
-    seconds: of the clock.
-    incumbent: its value, µs, shape (1,), which another thread may lower meanwhile (`INFINITE` or more: there is none).
+    seconds: the time of the clock that it may take.
+    incumbent: its value, µs, shape (1,), which another thread may lower meanwhile; `INFINITE` or more: there is none.
     """
     forms = sorted(all_closed_forms(problem), key=lambda bound: -bound.value)
     if forms[0].value > best.value:
@@ -82,10 +82,10 @@ def higher_bounds(
         yield best
     search = _GroupSearch(problem, best, incumbent, clock.share(seconds))
     of_forms = [group_of(problem, bound) for bound in forms if bound.ranks]
-    if not of_forms:  # no rank has one stream alone: nothing to keep whole
+    if not of_forms:  # no closed form names ranks, since no rank has only one stream
         return
     first_ranks = (of_form._replace(ranks=of_form.ranks[:1]) for of_form in of_forms)
-    own = (Group((rank,)) for rank in range(problem.ranks))  # closed forms may leave out windows that are not the best
+    own = (Group((rank,)) for rank in range(problem.ranks))  # closed forms may omit windows that are not the best
     alone = list(dict.fromkeys([*first_ranks, *own]))[: SINGLE_RANKS * problem.ranks]
     yield from search.begin_with_ends()
     yield from search.raise_windows(alone[:PROMISING], PROMISING_STATES)
@@ -93,54 +93,54 @@ def higher_bounds(
 
 
 class _GroupSearch:
-    """The best bound so far, and what is known of each group of ranks."""
+    """The best bound so far, and the searches of each group of ranks."""
 
     def __init__(self, problem: Problem, best: Bound, incumbent: Ints, share: TimeShare) -> None:
         self.problem, self.best, self.incumbent, self.share, self.clock = problem, best, incumbent, share, share.clock
         self.unknown = 4 * best.value  # the ceiling where there is no incumbent
         self.both_ends = both_ends_of_fullest(problem, best.value)
-        self.unit = value_unit(problem)  # windows between two multiples are alike
+        self.unit = value_unit(problem)  # windows between two multiples of it have the same answer
         self.times = TimesToGo()
         self.searches: dict[Group, WindowSearch | None] = {}
-        self.roots: dict[str, Group] = {}  # what groups of each kind are grown from
-        self.answered: dict[Group, int] = {}  # partial orders that it took last to see that a window fits a group
-        self.breadth = FIRST_BREADTH  # what the last group's answer took: the next one's first try
-        self.rate, self.tried = 500_000.0, 0  # states a second, measured; states in all
+        self.roots: dict[str, Group] = {}  # kind → the group that its groups are grown from
+        self.answered: dict[Group, int] = {}  # states of the last try in which a window fitted the group
+        self.breadth = FIRST_BREADTH  # of the last group's answer, and of the next group's first try
+        self.rate, self.tried = 500_000.0, 0  # measured states per second; all states so far
         self.form, self.give_up = best, self.clock.share(max(GIVE_UP_SECONDS, GIVE_UP_SHARE * share.left))
 
     @cached_property
     def long(self) -> bool:
-        """Whether there are many waves of microbatches on all ranks."""
+        """Whether all ranks together have many waves of microbatches (`has_many_waves`)."""
         lanes = lanes_of(self.problem, tuple(range(self.problem.ranks)), True)
         return lanes is not None and has_many_waves(lanes)
 
     @property
     def ceiling(self) -> int:
-        """What there is to reach, µs: the incumbent's value."""
+        """The incumbent's value, µs, which no bound can exceed; `unknown` where there is none."""
         value = int(self.incumbent[0])
         return self.unknown if value >= INFINITE else value
 
     @property
     def affordable(self) -> int:
-        """As many partial orders as there is time for."""
+        """The number of states that the time left allows."""
         return int(self.rate * self.share.left)
 
     @property
     def over(self) -> bool:
-        """Whether the ceiling or the end of the time is reached, or the searches are given up."""
+        """Whether the ceiling is reached, the time is over, or the searches gained nothing and are given up."""
         given_up = self.best is self.form and self.give_up.over
         return given_up or self.best.value >= self.ceiling or self.share.over
 
     def count_states(self, tried: int, began: float) -> None:
-        """Count partial orders tried since `began`, and learn how long they take."""
+        """Count states tried since `began`, the clock's time, and measure their rate."""
         self.clock.spend(tried * SECONDS_PER_STATE)
         self.tried += tried
         if tried >= 20_000:
             self.rate = tried / max(1e-9, self.clock.used - began)
 
     def take_turns(self, alone: list[Group], otherwise: Group) -> Iterator[Bound]:
-        """Higher bounds from single ranks and from groups of each kind in turn. `otherwise`: what groups start from where no
-        bound names ranks."""
+        """Yield higher bounds from single ranks and from groups of each kind in turn. otherwise: the group to start from
+        where the best bound names no ranks."""
         without = {ENDS: self.both_ends is None, OWN: self.problem.objective != "span"}
         shares = {kind: Share() for kind in KINDS_OF_GROUPS if not without.get(kind)}
         if ENDS in shares:
@@ -154,7 +154,7 @@ class _GroupSearch:
             kind = next_kind(shares, single)
             everywhere = all_ranks(self.problem, [self.start(otherwise), *alone])
             if kind is None:
-                if not settled:  # a look that had little time, on a busy machine for example, has what is left
+                if not settled:  # a look that had too little time, on a busy machine for example, gets what is left
                     yield from self.try_incumbent(everywhere, LATE_LOOK)
                 return
             share = shares[kind]
@@ -174,20 +174,20 @@ class _GroupSearch:
             if kind == ENDS and self.both_ends is None:
                 del shares[ENDS]
             idle = 0 if self.best.value > began else idle + 1
-            most_ranks = 2 * (1 + len(self.start(otherwise).ranks)) > self.problem.ranks  # one more sees most of the step
+            most_ranks = 2 * (1 + len(self.start(otherwise).ranks)) > self.problem.ranks  # with one more: over half of them
             if looked > FIRST_STATES and (most_ranks or idle >= len(shares)):
                 yield from self.deepen()
 
     def begin_with_ends(self) -> Iterator[Bound]:
-        """Higher bounds from both ends of one rank, where there is time for so many partial orders."""
+        """Yield higher bounds from both ends of one rank, where the time allows the states of `ENDS_STATES`."""
         if self.both_ends is not None:
-            self.both_ends.ends[0].attempt(1, 1, 1)  # loads the search, which is no part of the rate
+            self.both_ends.ends[0].attempt(1, 1, 1)  # loads the compiled search, so that the rate does not include it
         for states in ENDS_STATES:
             if not self.over and ENDS_TRIES * states < ENDS_TIME * self.affordable:
                 yield from self.raise_ends(states)
 
     def raise_ends(self, states: int) -> Iterator[Bound]:
-        """A higher bound from both ends of one rank, which are left where they give too little."""
+        """Yield a higher bound from both ends of one rank; drop these where that is below `ENDS_SHARE` of the best."""
         ends, began = self.both_ends, self.clock.used
         if ends is None:
             return
@@ -199,12 +199,12 @@ class _GroupSearch:
             self.both_ends = None
 
     def start(self, otherwise: Group) -> Group:
-        """The ranks of the best bound; `otherwise` where it names none."""
+        """The group of the best bound's ranks; `otherwise` where it names none."""
         return group_of(self.problem, self.best) if self.best.ranks else otherwise
 
     def grow(self, start: Group, kind: str, states: int) -> Iterator[Bound]:
-        """Higher bounds from groups that grow by a rank each time one helps, with `states` partial orders a try; at first
-        from the ranks `start`, later from where the last call ended."""
+        """Yield higher bounds from groups that grow by one rank as long as that helps. start: the first group; later calls
+        continue from where the last one ended. states: in each try."""
         plain = start._replace(ranks=start.ranks[:2], lean=kind == LEAN, own=False)
         root = self.roots.setdefault(kind, in_own_windows(start) if kind == OWN else plain)
         most = min(MAX_LEAN_RANKS if kind == LEAN else MAX_WHOLE_RANKS, self.problem.ranks)
@@ -215,7 +215,7 @@ class _GroupSearch:
             if self.best is not before:
                 root = group_of(self.problem, self.best)
             elif len(root.ranks) < size:
-                break  # worth it with more states
+                break  # it may help with more states, in a later turn
         if root.own:
             yield from self.reach_ceiling(root, max(states, REACH_STATES))
         if not root.own or len(root.ranks) > 1:
@@ -223,11 +223,11 @@ class _GroupSearch:
         self.roots[kind] = root
 
     def reach_ceiling(self, group: Group, states: int) -> Iterator[Bound]:
-        """The ceiling itself as a bound, where one try gives it. In their own windows ranks refute it at little more cost
-        than far smaller windows, for what they refute is how the step begins."""
+        """Yield the ceiling itself as a bound, where one try proves it. In their own windows ranks refute it at little more
+        cost than far smaller windows, since they refute how the step begins."""
         search, asked = self.search_of(group), 0
         while search is not None and len(group.ranks) > 1 and not self.over and asked != self.ceiling < self.unknown:
-            asked, began = self.ceiling, self.clock.used  # again where it was lowered meanwhile
+            asked, began = self.ceiling, self.clock.used  # tried again where the ceiling falls meanwhile
             answer, tried = search.attempt(asked - 1, min(states, self.affordable))
             self.count_states(tried, began)
             if answer is Answer.REFUTED:
@@ -237,8 +237,8 @@ class _GroupSearch:
                 self.answered[group] = tried
 
     def deepen(self) -> Iterator[Bound]:
-        """Higher bounds from whole groups with a rank more than the best one, as long as that one has nothing more to give
-        and there is time for so many partial orders."""
+        """Yield higher bounds from whole groups with one rank more than the best one, as long as that group's last try
+        answered that a window fits, and the time allows the expected states."""
         group = group_of(self.problem, self.best)._replace(lean=False)
         while 1 < len(group.ranks) < min(MAX_WHOLE_RANKS, self.problem.ranks):
             expected = RANK_FACTOR * self.answered.get(group, INFINITE)
@@ -253,10 +253,11 @@ class _GroupSearch:
     def raise_windows(
         self, groups: list[Group], states: int, failures: int = INFINITE, once: bool = False
     ) -> Iterator[Bound]:
-        """Higher bounds from each group in turn, as long as it gives one with `states` partial orders a try.
+        """Yield higher bounds from each group in turn, as long as it gives them with `states` in each try.
 
-        Ends after so many failures: groups that took all their states without a bound (the others are as large); once: after
-        the first group that gives a bound. What gave one is asked for less, too, where the next takes too many states.
+        failures: end after this many groups that used up their states without a bound, since all groups have one size. once:
+        end after the first group that gives a bound. A group that gave one also tries smaller windows where the next larger
+        one takes too many states.
         """
         first = self.best
         for group in groups:
@@ -285,7 +286,7 @@ class _GroupSearch:
                         break
 
     def search_of(self, group: Group) -> WindowSearch | None:
-        """The group's search, made when it is first asked for; None where its lanes allow none."""
+        """The search of this group, made at the first call; None where its lanes allow none."""
         if group not in self.searches:
             lanes = lanes_of(self.problem, *group)
             gap, deep = self.ceiling - self.best.value, len(group.ranks) > 2 and not group.lean
@@ -300,12 +301,12 @@ class _GroupSearch:
         return search
 
     def try_incumbent(self, groups: list[Group], looked: int) -> Generator[Bound, None, bool]:
-        """The incumbent's value itself as a bound, from the first of the groups that gives it.
+        """Yield the incumbent's value itself as a bound, from the first of the groups that proves it.
 
-        It is tried where a look with a small breadth gives hope that there is time for it: smaller steps would spend most
-        of the time on windows of no interest. Before groups have had `LATE_LOOK` a look takes a small part of the time.
-        Returns False where another one is worth it: the value fell meanwhile, or an early look gave no answer. looked:
-        partial orders of one try when the last look was.
+        A look with a small breadth first tells whether the time allows it. Rising in small steps instead would spend most of
+        the time on smaller windows. A look before `LATE_LOOK` takes a small part of the time. Returns False where a later
+        look is worth it: the value fell meanwhile, or an early look gave no answer. looked: states of one try at the last
+        look.
         """
         for group in groups:
             lanes = None if self.over or self.incumbent[0] >= INFINITE else lanes_of(self.problem, *group)
@@ -334,7 +335,7 @@ class _GroupSearch:
             if self.ceiling < before:
                 return False
             if answer is Answer.FITS and RANK_FACTOR * tried < most:
-                continue  # there is time for whole ranks too
+                continue  # the next group, whose ranks are whole, is affordable too
             if early and answer is not Answer.REFUTED:
                 return False
             if answer in (Answer.MERGED, Answer.TOO_MANY):
@@ -343,8 +344,8 @@ class _GroupSearch:
         return True
 
     def try_induction(self, group: Group) -> Iterator[Bound]:
-        """Nearly the incumbent's value by induction over microbatches: first without the last rank, which takes the fewest
-        partial orders, then with it. Of too many lanes what the first rank gives."""
+        """Yield `INDUCTION_GOAL` of the incumbent's value as a bound, by induction over microbatches: first without the last
+        rank, which takes fewer states, then with it. Where there are too many lanes: bounds of the first rank instead."""
         for kept in dict.fromkeys((group._replace(ranks=group.ranks[:-1] or group.ranks), group)):
             value, began = int(INDUCTION_GOAL * self.ceiling) + 1, self.clock.used
             lanes = None if self.over or value <= self.best.value else lanes_of(self.problem, *kept)
@@ -354,7 +355,7 @@ class _GroupSearch:
                 first = group._replace(ranks=group.ranks[:1], lean=False)
                 yield from self.raise_windows([first], int(FIRST_RANK_SHARE * self.affordable))
                 return
-            answer, tried = refute_by_induction(lanes, value, PROBE_STATES, self.incumbent)  # says how fast states are here
+            answer, tried = refute_by_induction(lanes, value, PROBE_STATES, self.incumbent)  # measures the rate of states
             self.count_states(tried, began)
             if answer is Answer.TOO_MANY and self.affordable > PROBE_STATES:
                 began = self.clock.used

@@ -1,23 +1,22 @@
-"""Some ranks alone (`lanes`), by induction over microbatches: what n of them take at least, from what fewer take.
+"""Bounds for some ranks (`lanes`) by induction over microbatches: from those for fewer microbatches follows one for n.
 
-Let P(n) be the last n passes of every lane: lags, tails, one machine and the memory a rank. c(m) is the value to prove,
-and c(n) = c(n − shift) + later for each n = m − shift, m − 2 shift, … . To show for each n in turn, from the least: every
-schedule of P(n) takes c(n) µs from the start of the first pass of lane 0 on. Then the whole problem takes as long, for
-its schedules obey P(m).
+Let P(n) be the problem of the last n passes of every lane, with lags, tails, and one machine and the memory of each rank.
+c(m) is the value to prove, and c(n) = c(n − shift) + later for each n = m − shift, m − 2 shift, … . The claim, proven for
+each n in turn, from the least: every schedule of P(n) takes at least c(n) µs from the start of lane 0's first pass. Then the
+whole problem takes at least c(m), since its schedules obey P(m). The proof has three parts:
 
-* For fewer microbatches it is known. The passes from microbatch j on, taken alone, are a schedule of P(n − j), since what
-  is taken out holds no less than nothing and runs for no less: so pass j of lane 0 starts c(n − j) or more before the
-  end. What comes before it, by lags or memory, ends earlier still (`_tails`).
-* Dominance by an earlier wave. Let s be a partial order of P(n), and u one with `shift` passes of every lane less, such
-  that s is nowhere earlier than u plus `later`. What completes s within c(n) − 1 would, that much earlier, complete u in
-  P(n − shift) within c(n − shift) − 1, which no order does: so s is dropped. u must be a partial order of P(n − shift)
-  too. It began alike by the same rules; but its own passes must end early enough there, for their tails (`behind`: pass k
-  of P(n − shift) has the tail of pass k + shift of P(n)). It must be exact (not merged), and what ranks hold after it must
-  be the same, which it is where each microbatch frees all that it takes.
-* Several n at once. A search in which no lane comes to pass n knows of n only by its tails and its window. Where these are
-  the weakest of several n (tail less window: `_weakest`), and nothing else that depends on n is used, it refutes each of
-  them that is larger than the most passes of a lane it placed. Such n are asked together as are not too different
-  (`ALIKE_SHARE`).
+* Tails from fewer microbatches. The passes from microbatch j on form a schedule of P(n − j), since removing passes frees
+  memory and time. So pass j of lane 0 starts at least c(n − j) before the end. What comes before it, by lags or memory,
+  ends earlier still (`_tails`).
+* Dominance by an earlier wave. Let s be a partial order of P(n), and u one with `shift` fewer passes of every lane, such
+  that s is nowhere earlier than u plus `later`. Passes that complete s within c(n) − 1 would, moved earlier by `later`,
+  complete u in P(n − shift) within c(n − shift) − 1, which is refuted. So s is dropped. This needs that u is a partial order
+  of P(n − shift) too: it begins by the same rules, and its passes end early enough there for their tails (`behind`: pass k
+  of P(n − shift) has the tail of pass k + shift of P(n)). u must be exact (not merged), and ranks must hold the same bytes
+  after it, which holds where each microbatch frees all that it takes.
+* Several n at once. A search in which no lane comes to pass n depends on n only by its tails and its window. With the
+  weakest of these over several n (tail minus window: `_weakest`), it refutes each such n that is larger than the most passes
+  of a lane it placed. Numbers n that are close enough (`ALIKE_SHARE`) are tested together.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from .order_search import Induction, Limits, search_orders
 from .search_tables import NOTHING_KNOWN
 from .times_to_go import TimesToGo
 
-UNMERGED = 1 << 40  # a breadth at which nothing is merged
-MAX_BREADTH = 1024  # states with the same positions from which on a search is given up: to compare them takes too long
-MAX_FIRST_STATES = 50_000  # partial orders for one look at what the fewest microbatches take
+UNMERGED = 1 << 40  # a breadth at which no states are merged
+MAX_BREADTH = 1024  # a search ends at this many states with the same positions, since comparing them takes too long
+MAX_FIRST_STATES = 50_000  # most states of one search for the value of the fewest microbatches
 MANY_WAVES = 12  # more waves of microbatches than this are many
-ALIKE_SHARE = 0.75  # of the most microbatches: down to so many are refuted at once
-FIRST_PARTS = 500  # to so many parts of it the value of the fewest microbatches is found
-MIN_WAVES = 3  # of microbatches, for an induction
-FIRST_SHARE = 8  # that look takes this part of all states at most
+ALIKE_SHARE = 0.75  # numbers of microbatches down to this share of the largest are refuted together
+FIRST_PARTS = 500  # the value of the fewest microbatches is found to the value divided by this
+MIN_WAVES = 3  # the fewest waves of microbatches for an induction
+FIRST_SHARE = 8  # the search for the value of the fewest microbatches takes at most all states divided by this
 
 
 class Waves(NamedTuple):
-    """What the induction needs to know of lanes. A wave is as many microbatches as memory allows at once.
+    """The lanes as the induction uses them. A wave is as many microbatches as memory can hold at once.
 
     far: shape (lanes, lanes), the least time, µs, from the end of a pass of one lane to the start of that of the other, by
     lags (−1: none leads there). waits: rows of (lane t, lane f, k): pass j + k of t waits for pass j of f, for memory.
@@ -62,7 +61,7 @@ class Waves(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """Whether every order takes `value` µs or more; the states that this may take; and the incumbent (see `refute`)."""
+    """A test whether every order takes at least `value` µs. states: that it may try; incumbent: as for `refute`."""
 
     value: int
     states: int
@@ -70,8 +69,8 @@ class _Question(NamedTuple):
 
 
 def waves_of(lanes: Lanes) -> Waves | None:
-    """What an induction over these lanes' microbatches needs. None where they do not allow one: all must come after lane 0,
-    which memory stops, and each microbatch must free what it takes."""
+    """The waves of these lanes. None where no induction is possible: it needs that all lanes come after lane 0, that memory
+    delays lane 0, and that each microbatch frees what it takes."""
     count, m = lanes.head.shape
     if m < MIN_WAVES:
         return None
@@ -96,7 +95,7 @@ def waves_of(lanes: Lanes) -> Waves | None:
 
 
 def has_many_waves(lanes: Lanes) -> bool:
-    """Whether there are many waves of microbatches."""
+    """Whether the lanes have more than `MANY_WAVES` waves of microbatches."""
     w = waves_of(lanes)
     return w is not None and lanes.head.shape[1] > w.shift * (1 + MANY_WAVES) + lanes.head.shape[1] % w.shift
 

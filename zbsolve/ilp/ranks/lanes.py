@@ -1,9 +1,9 @@
-"""The relaxation that a search over ranks works on: the lanes of one rank, or of a few, all other ranks as lags; and
-the groups of ranks that a search keeps.
+"""The relaxation that a search over ranks works on, which has the lanes of one or a few ranks and counts all other ranks as
+lags; and the groups of ranks that searches are for.
 
-The ranks' passes keep their streams, memory, heads and tails. Other ranks are lags from pass j of one lane to pass j of
-another. Leaving out all other lags, and taking the least lag where microbatches differ, only relaxes: a window that these
-lanes refute is refuted for the whole problem.
+The ranks' passes keep their streams, memory, heads and tails. Other ranks become lags from pass j of one lane to pass j of
+another. All other lags are left out, and where microbatches differ the least lag counts. Both only relax the problem, so a
+window that these lanes refute is refuted for the whole problem.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ WINDOW_BEGIN = 1 << 28  # µs: when a further window begins on its own clock (se
 
 
 class Windows(NamedTuple):
-    """The windows of further ranks, for the span: each is as long as the first, with a clock of its own.
+    """The windows of further ranks, for the span. Each one is as long as the first, on its own clock.
 
-    Its clock shows `WINDOW_BEGIN` when the window begins, so that what no path from there leads to may have any earlier
-    time: 0. One row a window; else as in `Lanes`, with tails, µs, from the end of a pass on that clock to the window's end.
+    The clock shows `WINDOW_BEGIN` when the window begins. A pass that no path from there leads to has the time 0, which is
+    earlier. One row for each window; else as in `Lanes`. Tails, µs, are from a pass's end on that clock to the window's end.
     """
 
     head: Ints
@@ -38,10 +38,10 @@ class Windows(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """The lanes of some ranks, all of one length, in an order that respects the graph. Times in µs, memory in bytes.
+    """The lanes of some ranks, all of one length, in a topological order. Times in µs, memory in bytes.
 
-    One value a lane: rank, as its place among the ranks; duration; taken and freed.
-    One value a rank: capacity; slack, how much later than the window the rank may end.
+    For each lane: rank, as an index among these ranks; duration; taken and freed.
+    For each rank: capacity; slack, how much later than the window the rank may end.
     Shape (lanes, microbatches): head and tail, the least time before a pass starts and after it ends.
     Shape (lanes, lanes): lag, from the end of pass j of one lane to the start of pass j of the other (−1: nothing leads
       there, or what leads there follows from other lags).
@@ -68,13 +68,13 @@ class Lanes(NamedTuple):
 def lanes_of(
     problem: Problem, ranks: tuple[int, ...], lean: bool = False, whose: int = -1, own: bool = False
 ) -> Lanes | None:
-    """The lanes of `ranks`, but for those on side streams, which remain as lags.
+    """The lanes of `ranks`; lanes on side streams count as lags only.
 
-    None where the lanes are not alike (lengths, durations, bytes), or where a rank has several other streams or unlimited
-    memory. Bytes that side streams hold whenever a pass takes memory are taken off the capacity; their others are not
-    counted. For the span the window is that of rank `whose` (−1: the first of `ranks`), which need not be among them: others
-    may begin and end outside it, and must depend on its first start. own: their own windows must fit too. lean: ranks but
-    the first are kept without the passes that `left_out` names; what only those free is not counted.
+    None where lanes differ in length, or one in its durations or bytes, or where a rank has several other streams or
+    unlimited memory. Bytes that side streams hold whenever a pass takes memory are subtracted from the capacity; their other
+    bytes are ignored. whose: the rank whose window it is, for the span (−1: the first of `ranks`); it need not be among
+    them. The ranks may begin and end outside that window, and must depend on its first start. own: their own windows must
+    fit too. lean: ranks after the first lack the passes of `left_out`; bytes that only these free are ignored.
     """
     a = arrays_of(problem)
     capacity = a.capacity[list(ranks)]
@@ -96,7 +96,7 @@ def lanes_of(
     columns = [column[table] for column in (a.duration, *bytes_within(problem, passes))]
     if any((column != column[:, :1]).any() for column in columns):
         return None
-    duration, taken, freed = (column[:, 0].copy() for column in columns)  # kernels are compiled for plain arrays alone
+    duration, taken, freed = (column[:, 0].copy() for column in columns)  # kernels are compiled for contiguous arrays only
     whose = ranks[0] if whose < 0 else whose
     head, tail = (column[passes] for column in heads_and_tails(problem, whose))
     if head.min() < 0:

@@ -1,12 +1,13 @@
-"""The compiled search for an order of the passes of some ranks within a window: partial orders, one pass more a level.
+"""The compiled search for an order of the passes of some ranks within a window. Its states are partial orders; each level
+places one more pass.
 
-Of two partial orders that have placed the same passes, one that is nowhere earlier is dropped (dominance). Of those that
-remain at most a breadth is kept; further ones are merged into the most similar of those, the earlier time counting
-everywhere, which only relaxes (a relaxed decision diagram; Andersen et al., 2007).
+Of two states that have placed the same passes, one that is nowhere earlier is dropped (dominance). At most `breadth` of the
+others are kept. Each further one is merged into the most similar kept one, with the earlier of both times everywhere, which
+only relaxes the problem (a relaxed decision diagram; Andersen et al., 2007).
 
-For the span the windows of several ranks count at once. Nothing is known of how much later one begins than another, so each
-has a clock of its own, on which an order's times are longest paths from its begin. An order is left out where another is as
-good on every clock.
+For the span the windows of several ranks count at once. The time between their begins is unknown, so each window has its own
+clock, on which an order's times are longest paths from the window's begin. An order is left out where another is as good on
+every clock.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from .partial_orders import (
 from .pruning import hopeless, not_dominated, reduced
 from .search_tables import Tables, TableWindows, ToGo, in_window, tables_of, windows_of
 
-REFUTED, FITS, MERGED, TOO_MANY = 0, 1, -1, -2  # what a search says of a window; see `refutation.Answer`
-COMPARED_PER_STATE = 64  # pairs of states compared take as long as trying one state
+REFUTED, FITS, MERGED, TOO_MANY = 0, 1, -1, -2  # answers of a search for a window; see `end_losses.Answer`
+COMPARED_PER_STATE = 64  # comparing this many pairs of states takes as long as trying one state
 
 
 class Limits(NamedTuple):
-    """How much a search may take: states kept with the same positions; states tried in all; whether (steady) they may come
-    at most twice as fast at any level as that allows in the mean."""
+    """Limits of a search. breadth: states kept with the same positions; states: tried in all; steady: whether each level may
+    take at most twice what `states` allows on average."""
 
     breadth: int
     states: int
@@ -49,9 +50,9 @@ class Limits(NamedTuple):
 
 
 class Induction(NamedTuple):
-    """For a search that is a step of an induction over microbatches (see `induction`): it also drops states that are nowhere
-    earlier than one with `shift` passes of every lane less was, plus `later` µs. Only such states count for that whose
-    passes end `behind` µs (shape (lanes, microbatches)) or more before the window does. shift 0: no induction."""
+    """For a search that is a step of an induction over microbatches (see `induction`). It also drops states that are nowhere
+    earlier than an older state with `shift` fewer passes of every lane, plus `later` µs. Only older states count whose
+    passes end at least `behind` µs (shape (lanes, microbatches)) before the window. shift 0: no induction."""
 
     behind: Ints
     shift: int
@@ -59,8 +60,8 @@ class Induction(NamedTuple):
 
 
 class Clocks(NamedTuple):
-    """Further windows: what is known of them (`TableWindows`), their length, µs, the tables of the first, and when the next
-    pass of each lane could start in each, µs, shape (windows, lanes), for the state that is looked at."""
+    """Further windows. tables: of the first window; further: data of the others (`TableWindows`); window: their length, µs;
+    starts: when the next pass of each lane could start in each, µs, shape (windows, lanes), for the current state."""
 
     tables: Tables
     further: TableWindows
@@ -72,11 +73,11 @@ class Clocks(NamedTuple):
 def search_orders(
     lanes: Lanes, window: int, limits: Limits, induction: Induction, incumbent: Ints, wanted: int, to_go: ToGo
 ) -> tuple[int, int, int]:
-    """Whether an order of the passes of `lanes` fits the window, µs, and further windows of that length (`Lanes.windows`).
-
-    Returns: `FITS` where one does, `REFUTED` where none does; `MERGED` where one fits but states were merged (or, in an
-    induction, as soon as they are), `TOO_MANY` where the limits were reached; how many states were tried (each window
-    counts, and `COMPARED_PER_STATE` comparisons as one); the most passes of a lane that any of them had placed.
+    """Search whether an order of the passes of `lanes` fits the window, µs, and further windows of that length
+    (`Lanes.windows`). Returns three numbers. The answer: `FITS` where one does; `REFUTED` where none does; `MERGED` where
+    one fits but states were merged (or, in an induction, as soon as they are); `TOO_MANY` where the limits were reached. The
+    states tried, where each window counts, and `COMPARED_PER_STATE` comparisons count as one. The most passes of a lane that
+    any state had placed.
     `FITS` too as soon as the incumbent's value (one number, which another thread may lower meanwhile) is below the one
     that is `wanted` as a bound.
     """

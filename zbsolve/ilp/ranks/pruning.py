@@ -1,7 +1,7 @@
-"""Which partial orders of a search are kept. Compiled.
+"""Which states (partial orders) a search keeps. Compiled.
 
-One goes where another dominates it, or where a breadth is exceeded and it is merged with another; and where it cannot end
-within a window, by critical paths and energetic reasoning.
+A state is dropped where another one dominates it, or where it cannot end within the window by critical paths or energetic
+reasoning. Beyond the breadth it is merged into another one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .search_tables import Tables, place_of_key
 
 @kernel
 def not_dominated(states: States, keep: Ints, older: States, pairs: Records, shift: int, later: int) -> tuple[Ints, int]:
-    """Of the states of rows `keep` those that no older one dominates, and how many pairs were compared.
+    """The states of rows `keep` that no older state dominates, and how many pairs were compared.
 
-    An older state with `shift` passes less of every lane dominates where the state is nowhere earlier than it plus `later`
-    µs; only older states that are `early` enough count.
+    An older state with `shift` fewer passes of every lane dominates a state that is nowhere earlier than it plus `later` µs.
+    Only older states marked `early` count.
     """
     key = _keys(older.position, 0)
     order = np.argsort(key, kind="mergesort")
@@ -55,7 +55,7 @@ def not_dominated(states: States, keep: Ints, older: States, pairs: Records, shi
 
 @kernel
 def _keys(position: Positions, less: int) -> Ints:
-    """A number for each row of positions, lowered by `less`; it may wrap around, and be the same for two."""
+    """A hash of each row of positions, lowered by `less`. It may overflow, and two rows may have the same."""
     key = np.zeros(len(position), np.int64)
     for a in range(position.shape[1]):
         key = key * 1_000_003 + (position[:, a].astype(np.int64) - less)
@@ -64,7 +64,7 @@ def _keys(position: Positions, less: int) -> Ints:
 
 @kernel
 def _by_position_and_time(states: States, n: int) -> Ints:
-    """The first n states, those of one set of positions side by side, of these the earliest first."""
+    """The first n states in order: grouped by positions, and in each group the earliest first."""
     key = _keys(states.position[:n], 0)
     total = np.zeros(n, np.int64)
     for r in range(states.free.shape[1]):
@@ -75,12 +75,12 @@ def _by_position_and_time(states: States, n: int) -> Ints:
 
 @kernel
 def reduced(states: States, n: int, pairs: Records, breadth: int, most: int) -> tuple[Ints, bool, int]:
-    """Which of the first n states to keep, by positions and in order of time; whether none were merged; how many pairs were
+    """The first n states that are kept, by positions and then by time; whether none were merged; how many pairs were
     compared.
 
     Of two states with the same positions one that is nowhere earlier is dropped. Beyond `breadth` states with the same
-    positions, a further one is merged into the nearest of those, in place: the earlier time counts everywhere. Where more
-    than `most` pairs are compared, what is kept is not all.
+    positions, each further one is merged in place into the nearest kept one, with the earlier of both times everywhere.
+    After `most` compared pairs it stops, and the kept states are incomplete.
     """
     position, free, last, arrivals = states.position, states.free, states.last, states.arrivals
     ranks = free.shape[1]
@@ -113,7 +113,7 @@ def reduced(states: States, n: int, pairs: Records, breadth: int, most: int) -> 
             continue
         free[nearest] = np.minimum(free[nearest], free[s])
         arrivals[nearest] = np.minimum(arrivals[nearest], arrivals[s])
-        last[nearest] = -1  # two pasts have no one lane that ran last
+        last[nearest] = -1  # the lane that ran last is not known after a merge
         exact = False
     return keep[:kept], exact, compared
 
@@ -129,7 +129,7 @@ def _equal(row: Any, other: Positions) -> bool:
 
 @kernel
 def _distance(times: Times, other: Times, size: int) -> int:
-    """How far the first `size` times are apart, µs in all."""
+    """The summed differences, µs, of the first `size` times."""
     away = 0
     for q in range(size):
         away += abs(int(times[q]) - int(other[q]))
@@ -198,8 +198,8 @@ def hopeless(tables: Tables, position: Positions, free: Times, arrivals: Times, 
 
 @kernel
 def _lift(lanes: Records, passes: Records, pairs: Records, position: Positions, free: Times, arrivals: Times) -> None:
-    """Count each rank as taken until one of its passes can start, and arrivals likewise, in place: states that differ only
-    before that are the same."""
+    """Raise each rank's free time to the least start of its next passes, and arrivals likewise, in place: then states that
+    differ only before that become equal."""
     m = passes.shape[1]
     for r in range(len(free)):
         least = -1
@@ -217,7 +217,7 @@ def _lift(lanes: Records, passes: Records, pairs: Records, position: Positions, 
 
 @kernel
 def _too_long_to_go(tables: Tables, position: Positions, free: Times, window: int) -> bool:
-    """Whether what a rank has left takes it beyond the window, µs, or does not fit its memory in any order."""
+    """Whether a rank's remaining passes take longer than the window, µs, or fit its memory in no order."""
     lanes, ranks, rows, m = tables.lanes, tables.ranks, tables.to_go, tables.passes.shape[1]
     for r in range(len(ranks)):
         if ranks[r].go_size > 0:
@@ -233,7 +233,7 @@ def _too_long_to_go(tables: Tables, position: Positions, free: Times, window: in
 
 @kernel
 def _too_much_energy(tables: Tables, position: Positions, free: Times, front: int, window: int) -> bool:
-    """Whether a rank has yet to hold more byte·µs than fit into what is left of the window. front: the most passes of a lane
+    """Whether a rank must still hold more byte·µs than fit into the rest of the window. front: the most passes of a lane
     that are placed."""
     lanes, ranks, passes, held = tables.lanes, tables.ranks, tables.passes, tables.held
     m = passes.shape[1]
@@ -242,7 +242,7 @@ def _too_much_energy(tables: Tables, position: Positions, free: Times, front: in
         a, b, size, least = held[h]
         span, begin = (m - front) * least, free[lanes[a].rank]
         for j in range(position[b], front):
-            # What is not taken yet may be taken late: then only its least lifespan is sure.
+            # Bytes not taken yet may be taken late, so only their least lifespan is sure.
             span += passes[b, j].end - begin if j < position[a] else least
         energy[lanes[a].rank] += float(size) * float(span)
     for r in range(len(ranks)):

@@ -1,7 +1,7 @@
-"""What the compiled search knows of the ranks that it orders: tables of records, made once a search.
+"""The tables of records that the compiled search reads about the ranks that it orders, made once for each search.
 
-A compiled function counts a reference to every array that it is given; one table of records in place of a dozen arrays is
-what its inner functions pass on fastest.
+A compiled function counts a reference to every array that it gets, so its inner functions pass on one table of records
+faster than a dozen arrays.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PAIR = record("before after lag queue")
 
 
 class ToGo(NamedTuple):
-    """Least times to go (see `times_to_go`): rows of (key of positions, µs), those of rank r from first[r] to first[r + 1];
-    none where nothing is known of a rank."""
+    """Least times to go (see `times_to_go`): rows of (key of positions, µs). Those of rank r are first[r]:first[r + 1]; a
+    rank without known times has none."""
 
     first: Ints
     rows: Ints
@@ -37,7 +37,7 @@ NOTHING_KNOWN = ToGo(np.zeros(1, np.int64), np.zeros((0, 2), np.int64))
 
 @kernel
 def place_of_key(rows: Ints, first: int, size: int, key: int) -> int:
-    """The row of this key among `size` rows from `first` on, a power of two; an empty one (key −1) where it is not there."""
+    """The row of this key among `size` rows (a power of two) from `first` on; an empty row (key −1) where it is absent."""
     at = (key * 0x1E3779B97F4A7C15 >> 20) & (size - 1)
     while rows[first + at, 0] != key and rows[first + at, 0] >= 0:
         at = (at + 1) & (size - 1)

@@ -1,9 +1,9 @@
-"""The steady state alone: the least memory for a period, and the least period in a memory.
+"""The steady state: the least memory for a period, and the least period within a memory.
 
-What CP-SAT proves here holds for strictly periodic schedules, every round alike (modulo scheduling, Rau 1994; building
-blocks of arXiv 2405.15362, section 3). Warm-up and cool-down are left out. A schedule of one period can be stretched to
-every longer one (durations are whole, so starts may be multiplied and rounded down). So a period shorter than an
-infeasible one is infeasible as well.
+CP-SAT's proofs here hold for strictly periodic schedules, where every round is equal (modulo scheduling, Rau 1994; building
+blocks of arXiv 2405.15362, section 3). Warm-up and cool-down are left out. A schedule of one period can be stretched to any
+longer one (durations are whole, so starts may be multiplied and rounded down). So periods shorter than an infeasible one are
+infeasible too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Training that goes on without an end: what repeats in it, and how long one repeat takes.
+"""Endless training: the rounds that repeat in it, and the time of one round.
 
-A problem with updates is a piece of endless training. A *round* is what one update takes in: its microbatches and the
-update (one microbatch where there are no updates). Where an order is repeated for ever, its mean time a round is the
-largest mean weight of a cycle of passes that wait for each other (timed event graphs: Baccelli et al., *Synchronization and
-Linearity*, 1992, theorem 3.112). That is exact and rational, whatever warm-up and end do.
+A problem with updates is a part of endless training. A *round* is the microbatches of one update and the update itself (one
+microbatch where there are no updates). Where an order repeats for ever, the mean time of a round is the largest mean weight
+of a cycle of passes that wait for each other (timed event graphs: Baccelli et al., *Synchronization and Linearity*, 1992,
+theorem 3.112). This value is exact and rational, and does not depend on warm-up and end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ...util.errors import BadInput, Deadlock
 
 
 class RoundArcs(NamedTuple):
-    """Which pass waits for which, one value an arc each: pass `after` of a round starts `lag` µs or more after the end of
-    pass `before` of the round `distance` rounds earlier. Passes are places in `Rounds.rows`."""
+    """Arcs between passes of rounds, one value for each arc: pass `after` of a round starts at least `lag` µs after the end
+    of pass `before` of the round `distance` rounds earlier. Passes are indices into `Rounds.rows`."""
 
     before: Ints
     after: Ints
@@ -32,8 +32,8 @@ class RoundArcs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """A problem as rounds. rows: the passes of its last one; microbatches: of each; round and place: of every pass of the
-    problem its round and its place in `rows`."""
+    """A problem as rounds. rows: the passes of its last round; microbatches: of each round; round, place: for every pass of
+    the problem, its round and its index in `rows`."""
 
     problem: Problem
     rows: Ints
@@ -47,7 +47,7 @@ class Rounds:
         return int(self.round.max())
 
     def into(self, before: Ints, after: Ints, lag: Ints, number: int | None = None) -> RoundArcs:
-        """Of arcs between rows of the problem those into one round (the last), as arcs between rounds."""
+        """The arcs between rows of the problem that lead into round `number` (None: the last), as arcs between rounds."""
         number = self.last if number is None else number
         arcs = np.flatnonzero(self.round[after] == number)
         distance = number - self.round[before[arcs]]
@@ -61,7 +61,7 @@ class Rounds:
 
     @cached_property
     def work(self) -> int:
-        """The busiest compute stream's work of a round, µs."""
+        """µs of the busiest compute stream's work in a round."""
         p = self.problem.passes
         durations = np.where(self.problem.computing[self.rows], p.duration[self.rows], 0)
         return int(np.bincount(p.rank[self.rows], durations).max())
@@ -69,15 +69,15 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class CycleMean:
-    """The mean time of a round, µs, of an order repeated for ever. cycle: the passes (of the problem's last round or of
-    rounds before) that wait for each other in turn and so set it."""
+    """time: the mean time of a round, µs, in an order that repeats for ever. cycle: the passes, of the last round or earlier
+    ones, that wait for each other in turn and so determine it."""
 
     time: Fraction
     cycle: tuple[str, ...]
 
 
 def rounds_of(problem: Problem) -> Rounds:
-    """The problem's rounds. Raises BadInput where they are not alike, or too few to see what one has of others."""
+    """The problem's rounds. Raises BadInput where rounds differ, or are too few to show how one waits for others."""
     p = problem.passes
     update = problem.updating
     others = np.flatnonzero(~problem.in_microbatch & ~update)
@@ -111,7 +111,7 @@ def rounds_of(problem: Problem) -> Rounds:
 
 
 def _check_edges(rounds: Rounds) -> None:
-    """Raise BadInput where an edge into some round differs in lag or bytes from its like into the last one."""
+    """Raise BadInput where an edge into some round differs in lag or bytes from the same edge into the last round."""
     e, into = rounds.problem.edges, rounds.round[rounds.problem.edges.after]
     key = np.stack([rounds.place[e.before], rounds.place[e.after], into - rounds.round[e.before]])
     kind = np.unique(key, axis=1, return_inverse=True)[1].reshape(-1)

@@ -1,4 +1,4 @@
-"""A layout as one record of whole numbers, which compiled searches read by name."""
+"""A layout as one record of whole numbers, whose fields compiled kernels read by name."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..costs.vocabulary_shards import Shards
 from ..layout import SINGLE, VEE, Layout
 
 Rows = NDArray[Any]  # of `RECORD`, shape (layouts,)
-NO_LIMIT = 1 << 50  # of bytes, a petabyte: sums over ranks are whole numbers of 64 bits
+NO_LIMIT = 1 << 50  # bytes, a petabyte, that stand for no limit: their sums over ranks fit 64 bits
 
 
 class BoundRow(NamedTuple):
-    """What a kernel reads of a layout: numbers of the layout, what `Costs` has of it under the same names, in whole µs and
-    bytes, and what follows from both. The record has the same fields, and in them those of their types."""
+    """The fields of a layout's record: numbers of the layout, the columns of `Costs` under the same names, in whole µs and
+    bytes, and numbers that follow from both. A field whose type is a tuple is a record too."""
 
     ranks: int
-    chunks: int  # stages a rank
+    chunks: int  # stages on each rank
     microbatches: int
     single: int  # whether each rank has one stage
     vee: int
-    chain: int  # µs of one microbatch forward and back
+    chain: int  # µs of one microbatch's forwards and backwards
     serial: int  # µs of all passes one after the other
     capacity: int  # bytes of a rank without its shard of the vocabulary
-    shard_bytes: int  # of a shard, beside a rank's blocks
-    transient: int  # bytes of a pass while it runs, beyond those of its shard's
+    shard_bytes: int  # bytes that a shard holds while the rank's blocks keep a microbatch
+    transient: int  # bytes that a pass takes while it runs, beyond those of a shard's pass
     blocks: int
     slices: int
     tied: int
@@ -53,7 +53,7 @@ class BoundRow(NamedTuple):
 
 
 def _record(fields: type[Any]) -> np.dtype[Any]:
-    """A record of the same fields, whole numbers and records of such."""
+    """The record type of a named tuple, whose fields are whole numbers or such records."""
     types = get_type_hints(fields).items()
     return np.dtype([(name, _record(of) if hasattr(of, "_fields") else np.int64) for name, of in types])
 
@@ -66,7 +66,7 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Rows:
 
     costs: of the layouts, shape (layouts,) each.
     layout: a table of layouts.
-    capacity: bytes a rank; None: no limit.
+    capacity: bytes of each rank; None: no limit.
     """
     shard, place = costs.shard, np.asarray(layout.placement)
     columns = costs._asdict() | {
@@ -92,16 +92,15 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Rows:
 
 
 def chain_bounds(costs: Costs, layout: Layout) -> Ints:
-    """µs of one microbatch, forward and back, without W: the same for every partition. Of slices the last one's, which are
-    behind its F and before all other slices' B. Of a sharded vocabulary the embedding's collectives come before and behind,
-    the shards' passes in between. With offload the last stage's copies are in between. The first stage's gather comes before
-    all."""
+    """[layout]: µs of one microbatch's forwards and backwards without W, the same for every partition. With slices it is
+    that of the last slice, whose B come after its F and before the B of all other slices. It includes the embedding's
+    collectives and shards' passes of a sharded vocabulary, the last stage's copies, and the first stage's gather."""
     collectives = costs.shard.gap + 2 * costs.shard.lookup + costs.exchange.table_gather
     return np.asarray(costs.part.chain + 2 * _messages(layout) * costs.part.sent + collectives + costs.copies.chain)
 
 
 def _serial(costs: Costs, layout: Layout) -> Ints:
-    """µs of all passes, collectives and exchanges one after the other: some schedule takes no longer where there is one."""
+    """[layout]: µs of all passes, collectives and exchanges in a row. If a schedule exists, one takes no longer."""
     ends, shard = costs.embedding.work + costs.head.work, costs.shard
     passes = costs.blocks * costs.block.work + ends + 2 * _messages(layout) * costs.sent
     collectives = costs.slices * (shard.gap + 2 * shard.lookup)
@@ -110,5 +109,5 @@ def _serial(costs: Costs, layout: Layout) -> Ints:
 
 
 def _messages(layout: Layout) -> Ints:
-    """Boundaries between stages that are boundaries between ranks: of a V one lies on one rank."""
+    """[layout]: the number of stage boundaries between ranks. In a V the two middle stages are on one rank."""
     return np.asarray(layout.stages - 1 - (np.asarray(layout.placement) == VEE))

@@ -1,4 +1,4 @@
-"""Of layouts with several stages a rank: whether blocks can be laid on ranks so that a makespan is possible."""
+"""Layouts with several stages on each rank: tests whether blocks can be spread over ranks so that a makespan is possible."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .stage_kernels import at_most, turns_within
 
 @inner_kernel
 def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
-    """Whether blocks can lie on ranks of several stages so that a makespan of x µs is possible. Each rank is looked at by
-    itself, with one block on each stage before its first."""
+    """Whether blocks can be spread over ranks with several stages so that a makespan of x µs is possible. Each rank is
+    tested on its own, with one block on each stage before its first."""
     p, m, blocks = row.ranks, row.microbatches, row.blocks
     way = x - row.exchange.last  # when the first stage's last B ends, and with it all that is kept
     slack = way - row.chain
@@ -55,7 +55,7 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
 
 @inner_kernel
 def rounds_fit(row: BoundRow, x: int, slack: int, cum: Ints) -> bool:
-    """Whether all blocks can lie on ranks when each round of stages keeps what fits.
+    """Whether the ranks can have all blocks when each round of stages keeps only what fits.
 
     A microbatch on one stage keeps the rank's earlier stages too, from its F to its B. The fewer microbatches fit at a time,
     the more turns are needed, and a turn is as long as the chain behind the stage. That chain is shorter with more blocks
@@ -110,7 +110,7 @@ def room_of_rank(row: BoundRow, r: int) -> int:
 
 @inner_kernel
 def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
-    """How many blocks rank r may have at most on all its stages; −1: not even none."""
+    """The most blocks that rank r may have on all its stages; −1: it cannot even have none."""
     p, m, vee = row.ranks, row.microbatches, row.vee == 1
     head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup
     if r > 0:

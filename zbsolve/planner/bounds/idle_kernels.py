@@ -1,18 +1,18 @@
 """Idle time of a rank at both ends of a step, where its memory has room for little.
 
-*Before its first B* a rank has only Fs, and S and T of a sharded vocabulary. The first B comes when the first microbatch has
-been through all stages. Until then the rank frees no byte of a block, except what copies took to host memory. So it has done
-no more F than fits, and S and T of no more microbatches than fit on all its stages.
+*Before its first B* a rank can only run F, and S and T of a sharded vocabulary. The first B starts when the first microbatch
+has passed all stages. Until then the rank frees no bytes of a block, except those copied to host memory. So it has run no
+more F than fit, and S and T of no more microbatches than fit on all its stages.
 
-*Behind its last F* it is the same the other way round. The rank has only B and W of what it keeps then, S of microbatches
-that are on all its stages, and T of those and of others whose S left something in memory. The last F comes before its
-microbatch's way back through all stages.
+*After its last F* the same holds with time reversed. The rank can only run B and W of what it keeps then, S of microbatches
+that are on all its stages, and T of those and of others whose S left bytes in memory. After the last F its microbatch still
+has to go back through all stages.
 
-*Behind its last B* a rank has only W and T of what B and S have left in memory. That B is its first stage's, of the last
-microbatch, and the way back through all stages before it follows.
+*After its last B* a rank can only run W and T of what B and S have left in memory. That B is of its first stage and the last
+microbatch, and that microbatch still has to go back through all stages before this one.
 
-Between both ends the rank may work all the time. Where stages gather their parameters, all stages of the rank have theirs at
-both ends: its first B is its last stage's, of a microbatch that all of its stages keep, and so is its last F.
+Between both ends the rank may work all the time. Where stages gather their parameters, all stages of the rank hold theirs at
+both ends: its first B is of its last stage and a microbatch that all of its stages keep, and so is its last F.
 
 *Windows.* The same holds for the first B and the last F of each stage of a rank. The window of a stage is that stage and the
 rank's stages before it.
@@ -66,7 +66,7 @@ def works_in_time(row: BoundRow, x: int, r: int, most: int, head: int, room: int
 
 @inner_kernel
 def has_time(row: BoundRow, x: int, r: int, blocks: int, head: int, room: int, behind: int) -> bool:
-    """Whether rank r has time for so many blocks in x µs. head, room, behind: as in `works_in_time`."""
+    """Whether rank r has time for this many blocks in x µs. head, room, behind: as in `works_in_time`."""
     after = max(0, behind - blocks) if row.single else behind
     first, stages = (row.blocks - behind, min(blocks, behind)) if row.single else (0, 0), stages_behind(row, r)
     out, back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
@@ -130,7 +130,7 @@ def stages_behind(row: BoundRow, r: int) -> int:
 
 @inner_kernel
 def work_of(row: BoundRow, r: int, blocks: int) -> int:
-    """µs of all passes of rank r with so many blocks."""
+    """µs of all passes of rank r where it has this many blocks."""
     first, last = r == 0, stages_behind(row, r) == 0
     sends = 2 * row.chunks - (1 if first else 0) - (1 if last else 0) - (2 if row.vee and r == row.ranks - 1 else 0)
     ends = (row.embedding.F + row.embedding.W if first else 0) + (row.head.F + row.head.B + row.head.W if last else 0)
@@ -140,8 +140,8 @@ def work_of(row: BoundRow, r: int, blocks: int) -> int:
 
 @inner_kernel
 def before_backward(row: BoundRow, first: tuple[int, int], behind: int, after: int) -> int:
-    """µs before the first B of a stage, at least. behind: stages behind it that a message goes to; after: blocks on those,
-    at least; first: as in `through_all`."""
+    """A lower bound, µs, on the time before the first B of a stage. behind: stages after it that a message goes to; after:
+    the least blocks on those; first: as in `through_all`."""
     begins = (
         row.exchange.table_gather
         + row.shard.lookup
@@ -164,7 +164,7 @@ def behind_forward(row: BoundRow, first: tuple[int, int], behind: int, after: in
 
 @inner_kernel
 def through_all(row: BoundRow, first: tuple[int, int], whole: int, part: int, late: int) -> int:
-    """µs that a microbatch takes through all blocks, one way, at least.
+    """A lower bound, µs, on a microbatch's path through all blocks, in one direction.
 
     Of a whole sequence that is all blocks' time. Slices run beside each other on different stages, but one after the other
     on one stage. The bound counts that for one stage: for the stage with most blocks, or for a rank's first stage where its
@@ -247,7 +247,7 @@ def microbatches(row: BoundRow, fits: float, kept: int) -> float:
 
 @inner_kernel
 def behind_window(row: BoundRow, r: int, window: Window) -> float:
-    """µs that a microbatch's passes take on the stages of rank r behind a window."""
+    """µs of a microbatch's passes on the stages of rank r after a window."""
     if window.turns == 0:
         return 0.0
     head = row.head.F + row.head.B + row.head.W if stages_behind(row, r) == 0 else 0

@@ -1,5 +1,5 @@
-"""For each layout of a table a step time that no partition of its layers and no schedule undercuts, and what binds it; and
-which layouts another one beats, whatever the partition and the schedule. Bounds over partitions are searches by halving.
+"""For each layout of a table: a lower bound on the step over all partitions and schedules, and the rule that gives it; and
+which layout dominates it, for every partition and schedule. Bounds over partitions come from binary searches.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .memory_kernels import fitting, spread, staying
 from .split_kernels import MAX_SLACK, possible_split
 from .stage_kernels import possible_single
 
-NEVER = -1  # no makespan is enough: one microbatch does not fit
-FIRST_STEP = 1 << 10  # one part in so many of a makespan
+NEVER = -1  # a bound that stands for no possible makespan: one microbatch does not fit
+FIRST_STEP = 1 << 10  # the first step of a search is the makespan divided by this
 
 
 @kernel
 def least_makespans(rows: Rows) -> Ints:
-    """µs that no schedule of any partition of a row's layout undercuts; `NEVER` where none fits. Shape (layouts,).
+    """[layout]: a lower bound, µs, on every schedule of every partition; `NEVER` where none fits.
 
-    Splits of ranks between their stages take longest, so they come last: only for makespans that all else leaves possible.
+    The test of how ranks split blocks over their stages takes longest, so it only runs where all other tests pass.
 
     rows: of `bound_rows`, shape (layouts,).
     """
@@ -53,7 +53,7 @@ def least_makespans(rows: Rows) -> Ints:
 
 @kernel
 def least_between(row: BoundRow, low: int, high: int, all_rules: bool, scratch: Ints) -> int:
-    """The least possible makespan above `low`, µs, where `high` is possible. all_rules: whether splits count, too."""
+    """The least possible makespan above `low`, µs, where `high` is possible. all_rules: whether to test splits too."""
     while high - low > 1:
         middle = (low + high) // 2
         if possible(row, middle, scratch) if all_rules else possible_ranks(row, middle, scratch):
@@ -65,7 +65,7 @@ def least_between(row: BoundRow, low: int, high: int, all_rules: bool, scratch: 
 
 @kernel
 def scratch_size(rows: Rows) -> int:
-    """Whole numbers that looking at any of the rows needs."""
+    """The size of the scratch array that `possible` needs for any of the rows."""
     return 1 + int(rows["ranks"].max()) + 2 * (MAX_SLACK + 1) * (int(rows["blocks"].max()) + 1)
 
 
@@ -77,7 +77,7 @@ def possible(row: BoundRow, x: int, scratch: Ints) -> bool:
 
 @kernel
 def possible_ranks(row: BoundRow, x: int, scratch: Ints) -> bool:
-    """The same without a look at how each rank's blocks lie on its stages."""
+    """`possible` without the test of how each rank's blocks are split over its stages."""
     way = x - row.exchange.last
     if way < row.chain + (spread(row, float(staying(row, way)), fitting(row), 0) if row.slices == 1 else 0.0):
         return False
@@ -86,10 +86,10 @@ def possible_ranks(row: BoundRow, x: int, scratch: Ints) -> bool:
 
 @kernel
 def refuted(rows: Rows, bounds: Ints) -> NDArray[np.bool_]:
-    """Of each row whether no makespan below its bound is possible; of a negative bound, whether none is at all.
+    """[layout]: whether no makespan below its bound is possible; for a negative bound, whether none is possible at all.
 
-    All passes one after the other take `serial` µs. So a larger bound holds only where nothing fits, and it is not tried:
-    sums of such numbers may overflow.
+    All passes one after the other take `serial` µs, so a larger bound only holds where nothing fits. `serial` is tested in
+    its place, since sums of larger numbers may overflow.
 
     rows: of `bound_rows`, shape (layouts,).
     bounds: µs, shape (layouts,).
@@ -115,8 +115,8 @@ MEMORY, WORK, CHAIN, FILL, NO_ROOM, COPIES, EXCHANGE = RULES = (
 
 
 def pipeline_bounds(costs: Costs, layout: Layout, capacity: int | None) -> tuple[Ints, Ints]:
-    """Of each layout of a table: µs of its pipeline at least, with gradients' exchange, and which rule says so. The least
-    exchange follows in each."""
+    """[layout], twice: a lower bound, µs, on its pipeline with the exchange of gradients, and the index of the rule that
+    gives it. Every rule adds the least exchange."""
     exchange = costs.exchange
     whole: Ints = least_makespans(bound_rows(costs, layout, capacity))
     costs = costs._replace(exchange=Exchanges(*(0 * column for column in exchange)))
@@ -135,7 +135,7 @@ def pipeline_bounds(costs: Costs, layout: Layout, capacity: int | None) -> tuple
 
 
 def _without_copies(costs: Costs, layout: Layout, free: Ints) -> Ints:
-    """Bounds without memory where copies take no time; free: those where they do."""
+    """[layout]: bounds without memory limits where copies take no time. free: the same where they do."""
     some = np.flatnonzero(layout.offload)
     if not len(some):
         return free
@@ -146,7 +146,7 @@ def _without_copies(costs: Costs, layout: Layout, free: Ints) -> Ints:
 
 
 def work_bounds(costs: Costs, layout: Layout) -> Ints:
-    """µs that the busiest rank works at least: blocks lie on ranks whole."""
+    """[layout]: a lower bound, µs, on the work of the busiest rank, over all partitions into whole blocks."""
     on = roles(layout)
     fixed = on.embedding * costs.embedding.work + on.head * costs.head.work + on.sends * costs.sent
     fixed = fixed + costs.shard.S + costs.shard.T
@@ -154,7 +154,7 @@ def work_bounds(costs: Costs, layout: Layout) -> Ints:
 
 
 def least_behind(model: Model, layout: Layout, cluster: Cluster) -> NDArray[np.float64]:
-    """µs that follow the pipeline at least, of each layout: as the fullest rank has parameters of 16 bits at least."""
+    """[layout]: a lower bound, µs, on the time after the pipeline, from the least parameters of the fullest rank."""
     costs, on = model_costs(model, layout, cluster), roles(layout)
     table, block = np.minimum(costs.first.parameter_bytes, costs.last.parameter_bytes), costs.block.parameter_bytes
     again = (on.embedding & on.head) * (np.asarray(costs.shared) > 0)
@@ -164,20 +164,20 @@ def least_behind(model: Model, layout: Layout, cluster: Cluster) -> NDArray[np.f
     return np.asarray(after_exchange(least, layout, cluster, model.update_us))
 
 
-# --- Dominance: every time and every size of another layout is as small ---
+# --- Dominance: no time and no size of another layout is larger ---
 
 
-# Layouts that differ in nothing of it have the same passes.
+# Layouts that agree in these fields have the same passes.
 GROUP = ("dp", "tp", "pp", "chunks", "placement", "size", "vocabulary", "slices", "offload")
 
 
 def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> Ints:
-    """Of each layout of a table the number of one that dominates it and that nothing dominates; −1 where there is none.
+    """[layout]: the index of an undominated layout that dominates it; −1 where there is none.
 
-    Both have the same passes and edges, but that one may exchange nothing. No pass, message, exchange or update takes
-    longer, nothing kept, taken or waiting is larger: so each partition and schedule of the one is one of the other, as
-    short and in as little memory. Of equals the first stays. Slices take and keep rounded parts, which may be larger of
-    a smaller whole: layouts in slices are compared where layers take and keep as much.
+    Both have the same passes and edges, except that the dominating one may have no exchange. None of its passes, messages,
+    exchanges and updates takes longer, and no bytes kept, taken or waiting are more. So each partition and schedule of the
+    other is also one of it, as short and in as little memory. Of equal layouts the first stays. Slices have rounded shares,
+    which may be larger for a smaller whole, so layouts in slices are only compared where their layers are equal.
     """
     sizes = np.broadcast_arrays(*_sizes(model, layout, cluster, costs))
     columns = np.stack([np.asarray(size, np.float64) for size in sizes], axis=1)
@@ -194,7 +194,7 @@ def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> 
 
 
 def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tuple[NDArray[np.generic], ...]:
-    """All that a step's value and memory grow with. Exchanges and updates are in proportion to a rank's parameters."""
+    """All numbers that a step's time and memory grow with. Exchanges and updates are proportional to a rank's parameters."""
     behind = exchange_pass(1.0, layout, cluster), update(1.0, layout, cluster, model.update_us)
     layers_of = model_costs(model, layout, cluster)
     layers = (*layers_of.first, *layers_of.block, *layers_of.last, layers_of.rest_kept)
@@ -204,8 +204,8 @@ def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tupl
 
 
 def _groups(layout: Layout) -> list[Ints]:
-    """Rows of a table that agree in `GROUP`."""
-    columns = [*(getattr(layout, name) for name in GROUP), layout.gathers_by_stage]  # which have passes AG and RS
+    """Groups of a table's rows that agree in `GROUP` and `gathers_by_stage`."""
+    columns = [*(getattr(layout, name) for name in GROUP), layout.gathers_by_stage]  # the latter adds passes AG and RS
     keys = np.stack([np.asarray(column) for column in columns], axis=1)
     _, group = np.unique(keys, axis=0, return_inverse=True)
     order = np.argsort(group.ravel(), kind="stable")

@@ -1,6 +1,6 @@
-"""Memory of a rank, or of all ranks together: at the moments when it is fullest, and over time.
+"""Tests of memory, of one rank or of all ranks together: at the moments when it is fullest, and over time.
 
-*Peaks.* A microbatch is held by all stages at once when its last F ends. So the peaks of microbatches lie apart.
+*Peaks.* All stages hold a microbatch at once when its last F ends. So the peaks of different microbatches are apart in time.
 
 *Over time.* A rank keeps each block of a microbatch from its stage to the last stage and back, and behind its B what its W
 needs while that runs. All that must fit into its memory while it has passes. Memory does not fill at once, as a rank runs
@@ -57,21 +57,21 @@ class Room(NamedTuple):
 
 @inner_kernel
 def room_beside(row: BoundRow, blocks: int, room: int) -> float:
-    """Bytes for what passes of so many blocks keep. room: for blocks and their states."""
+    """Bytes left for what passes keep, beside this many blocks' states and a running pass. room: bytes for all of it."""
     return float(max(0, room - blocks * row.states - row.transient))
 
 
 @inner_kernel
 def kept_of_block(row: BoundRow) -> float:
-    """Bytes of a microbatch that a block keeps on the device from F to B, at least: with copies of all that a stage keeps,
-    unless those took it away. A slice's part is rounded."""
+    """A lower bound on a microbatch's bytes that a block keeps on the device from F to B; where its stage copies all, while
+    copies have not moved it. A slice's share is rounded."""
     size = row.kept.copied if row.kept.copied > 0 else row.kept.stays
     return float(size - (row.slices if row.slices > 1 else 0))
 
 
 @inner_kernel
 def blocks_there(row: BoundRow, left: float) -> float:
-    """Blocks of microbatches that a rank keeps between F and B at a time at most, in `left` bytes."""
+    """An upper bound on blocks of microbatches that a rank keeps between F and B at once, in `left` bytes."""
     size = kept_of_block(row)
     if size <= 0.0:
         return ANY
@@ -157,13 +157,13 @@ def fitting(row: BoundRow) -> float:
 
 @inner_kernel
 def turnaround(row: BoundRow) -> int:
-    """µs of a microbatch from its last block's F to that block's B, at least."""
+    """A lower bound, µs, on the time from a microbatch's F of the last block to its B."""
     return int(row.shard.gap + (row.head.F + row.head.B if row.slices == 1 else 0))
 
 
 @inner_kernel
 def both_ways(row: BoundRow) -> float:
-    """µs of a block's F and B, of slices in the mean."""
+    """µs of a block's F and B together; with slices, of an average slice."""
     return float(row.block.F + row.block.B) / float(row.slices)
 
 
@@ -230,7 +230,7 @@ def in_time(row: BoundRow, x: int, room: int, most: int) -> int:
 
 @inner_kernel
 def turns_of(row: BoundRow, blocks: int) -> float:
-    """Block-µs of one microbatch on a rank with so many blocks, at least."""
+    """A lower bound on block-µs of one microbatch on a rank with this many blocks."""
     passes = row.block.F + row.block.B
     copied = float(passes + row.copies.out + row.copies.back)
     if not row.copies.some:
@@ -247,7 +247,7 @@ def turns_of(row: BoundRow, blocks: int) -> float:
 
 @inner_kernel
 def turns_of_all(row: BoundRow, least: int, turn: int) -> float:
-    """Block-µs of one microbatch on all ranks, at least, where some stages of each rank copy.
+    """A lower bound on block-µs of one microbatch on all ranks, where some stages of each rank copy.
 
     least: blocks on stages that do not copy, at least.
     turn: µs between F and B of the last of these blocks.

@@ -1,4 +1,4 @@
-"""Bounds of a whole space: cheap ones of all layouts, higher ones where those leave a layout in the race."""
+"""Lower bounds of a whole space: cheap ones for all layouts, and higher ones for layouts that these do not exclude."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .layout_rules import RULES as OF_LAYOUTS
 
 DOMINATED = "dominated by another layout"
 RULES = (*OF_LAYOUTS, DOMINATED)
-PART = 64  # layouts whose bounds are raised at once: about half a second
+PART = 64  # layouts whose bounds are raised together, which takes about half a second
 
 
 @dataclass(frozen=True, eq=False)
 class SpaceBounds:
-    """Columns over the layouts of a space. pipeline: µs from the first pass to the last, with gradients' exchange, at least,
-    `NEVER` where nothing fits or another layout dominates; behind: µs that follow at least; rule: a number in `RULES`; by:
-    the layout that dominates it, or −1."""
+    """Lower bounds, a column each over the layouts of a space. pipeline: µs from the first pass to the last, with the
+    exchange of gradients; `NEVER` where nothing fits or another layout dominates. behind: µs after that. rule: an index
+    into `RULES`. by: the index of the layout that dominates it, or −1."""
 
     layout: Layout
     costs: Costs
@@ -41,18 +41,18 @@ class SpaceBounds:
 
     @property
     def step(self) -> NDArray[np.float64]:
-        """µs of a step at least; infinite where nothing fits or another layout is as good."""
+        """[layout]: a lower bound on its step, µs; infinite where nothing fits or another layout dominates it."""
         return np.where(self.pipeline == NEVER, np.inf, self.pipeline + self.behind)
 
     @property
     def least(self) -> float:
-        """µs that no layout's step undercuts."""
+        """A lower bound, µs, on the steps of all layouts."""
         return float(self.step.min())
 
 
 def cheap_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int) -> SpaceBounds:
-    """What dominance, the least memory, the work of the fullest rank and one microbatch's chain, each with the least
-    exchange behind it, say of each layout. Raises Infeasible where nothing fits, with the least memory that would do."""
+    """The bounds from dominance, the least memory, the work of the busiest rank and the chain of one microbatch; the least
+    exchange is added to the last two. Raises Infeasible where nothing fits, naming the least memory of any layout."""
     costs = costs_of(model, layout, cluster)
     by, need = dominators(model, layout, cluster, costs), least_bytes(costs, layout)
     if need.min() > memory:
@@ -67,8 +67,8 @@ def cheap_bounds(model: Model, layout: Layout, cluster: Cluster, memory: int) ->
 
 
 def raising(bounds: SpaceBounds, memory: int, below: float, count: int | None = None) -> Iterator[SpaceBounds]:
-    """Higher bounds of the layouts whose step may take less than `below` µs (count: of so many of them, the lowest), part by
-    part, the lowest first. Each turn gives all that was raised so far."""
+    """Raise the bounds of layouts that are below `below` µs, the lowest first, and yield all bounds after each `PART`.
+    count: only of this many, the lowest."""
     order = np.argsort(bounds.step, kind="stable")
     rows = order[bounds.step[order] < below][:count]
     pipeline, rules = bounds.pipeline.copy(), bounds.rule.copy()
@@ -79,8 +79,8 @@ def raising(bounds: SpaceBounds, memory: int, below: float, count: int | None = 
 
 
 def unproven(stated: SpaceBounds, memory: int) -> Ints:
-    """Numbers of layouts whose stated bound does not follow: each is looked at once, without a search. `stated.costs` and
-    `stated.behind` are taken as recomputed."""
+    """The indices of layouts whose stated bound does not follow. Each is tested once, without a search. `stated.costs` and
+    `stated.behind` must be recomputed, not from a file."""
     dominated, empty = stated.rule == RULES.index(DOMINATED), stated.rule == RULES.index(NO_ROOM)
     never, free = stated.pipeline == NEVER, stated.by < 0
     proven = refuted(bound_rows(stated.costs, stated.layout, memory), np.where(never, -1, stated.pipeline))
@@ -89,14 +89,14 @@ def unproven(stated: SpaceBounds, memory: int) -> Ints:
 
 
 def _costs_at(cost: Any, rows: Ints) -> Any:
-    """Of these rows the costs, or each of several columns."""
+    """The costs of these rows, in each column."""
     if isinstance(cost, tuple):
         return type(cost)(*(_costs_at(part, rows) for part in cost))
     return cost[rows] if isinstance(cost, np.ndarray) else cost
 
 
 def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
-    """Bytes of the fullest rank of one layout that needs so much at least, when one microbatch is on all stages."""
+    """Bytes of the fullest rank of one layout, by part, while one microbatch is on all stages. need: its least memory."""
     on, shard = roles(layout), Shards(*(int(column[0]) for column in costs.shard))
     none = fixed_bytes(costs, on, 0)[:, 0] + shard.states
     fixed = fixed_bytes(costs, on, 1)[:, 0] + shard.states + int(shards_beside(costs, layout)[0])
@@ -118,7 +118,7 @@ def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
 
 
 def _nothing_fits(layout: Layout, costs: Costs, need: Ints, memory: int) -> str:
-    """The layout that needs least, how much, and which part of its fullest rank is largest."""
+    """The error's text: the layout that needs least, how much, and the largest part of its fullest rank."""
     best = int(need.argmin())
     parts = _parts(layout.rows(np.array([best])), _costs_at(costs, np.array([best])), int(need[best]))
     largest = max(parts, key=lambda part: parts[part])

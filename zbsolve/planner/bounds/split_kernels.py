@@ -1,10 +1,10 @@
-"""Of layouts with several stages a rank: whether some partition leaves every rank time and memory enough.
+"""Layouts with several stages on each rank: tests whether some partition leaves every rank enough time and memory.
 
-Ranks are looked at one after the other, the last one first, with all numbers of blocks that lie before a rank's first stage.
-In a loop, blocks behind its last stage are those on the last stages of the ranks looked at. All conditions below hold with
-fewer than there are, too, so the fewest that are possible are kept of each number before. In a V as many lie behind a rank's
-second stage as ranks before it have on theirs. So blocks before a rank's first stage, on it, on its last stage, on those in
-between together, and behind the last one are known, and with them
+Ranks are taken in turn, the last one first, with every number of blocks before a rank's first stage. In a loop, the blocks
+after its last stage are those on the last stages of ranks already taken. All conditions below also hold with fewer of these,
+so for each number before only the fewest are kept. In a V, the blocks after a rank's second stage are those on the second
+stages of ranks before it. So the numbers of blocks before a rank's first stage, on it, on its last stage, on the stages in
+between together, and after the last one are known. From them follow
 
 - when its first pass can begin, and when its last B has to end;
 - how long it is idle at both ends (`idle_kernels`): before the first B and behind the last F of its first stage, of its last
@@ -13,9 +13,9 @@ between together, and behind the last one are known, and with them
 - how long it keeps each block of a microbatch: from the block's stage to the last stage and back. All that must fit into its
   memory, whole stages at a time (`memory_kernels`).
 
-Of stages between a rank's first and its last one only their number is known. Each has a block, and so have all stages of
-other ranks, but the first and the last of all. Where ranks may have several blocks fewer than they can, nothing is said:
-there are too many partitions.
+Of the stages between a rank's first and last one only the number is known. Each has at least a block, as all stages have
+except the first and the last of the model. Where ranks could take more than `MAX_SLACK` further blocks, there are too many
+partitions, and every makespan counts as possible.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Place(NamedTuple):
 def possible_split(row: BoundRow, x: int, scratch: Ints) -> bool:
     """Whether some partition may have a makespan of x µs.
 
-    scratch: whole numbers that are overwritten, as many as `bound_kernels.scratch_size` says. First comes how many blocks
-      each rank may have. Two tables follow. Their rows are how many fewer blocks a rank and later ones have, and their
+    scratch: whole numbers that are overwritten, as many as `layout_rules.scratch_size` returns. The first ones are the most
+      blocks of each rank. Two tables follow. Their rows are how many fewer blocks a rank and later ones have, and their
       columns are blocks before the rank's first stage. An entry is 1 more than the fewest blocks on the last stages of these
       ranks; 0 where nothing is possible.
     """
@@ -94,7 +94,7 @@ def possible_split(row: BoundRow, x: int, scratch: Ints) -> bool:
 
 @inner_kernel
 def fewest(first: int, other: int) -> int:
-    """The smaller of both that is above 0."""
+    """The smaller of the numbers that are above 0; 0 where none is."""
     return max(first, other) if first == 0 or other == 0 else min(first, other)
 
 
@@ -159,7 +159,7 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
 
 @inner_kernel
 def idle_at_ends(row: BoundRow, x: int, r: int, split: Split, place: Place, room: Room, until: int) -> float:
-    """µs that rank r is idle up to `until`, before its first B and behind its last F together, at least."""
+    """A lower bound, µs, on rank r's idle time up to `until`, before its first B and after its last F together."""
     first, longest = (place.before, split.first), 0.0
     for i in range(min(row.chunks, 3)):
         window, behind, after = window_of(row, r, split, place, i)
@@ -176,7 +176,7 @@ def idle_at_ends(row: BoundRow, x: int, r: int, split: Split, place: Place, room
 
 @inner_kernel
 def idle_at_start(row: BoundRow, r: int, split: Split, place: Place, there: float) -> float:
-    """µs that rank r is idle before the first B of its stages, at least. there: blocks of microbatches that fit."""
+    """A lower bound, µs, on rank r's idle time before the first B of its stages. there: blocks of microbatches that fit."""
     first, longest = (place.before, split.first), 0.0
     for i in range(min(row.chunks, 3)):
         window, behind, after = window_of(row, r, split, place, i)

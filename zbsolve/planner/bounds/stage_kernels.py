@@ -1,4 +1,4 @@
-"""Of layouts with one stage a rank: whether blocks can be laid on stages so that a makespan is possible."""
+"""Layouts with one stage on each rank: tests whether blocks can be spread over stages so that a makespan is possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MANY = 1 << 31  # blocks: more than any model has
 
 @inner_kernel
 def turns_within(row: BoundRow, room: int, each: int) -> int:
-    """How many times `each` µs fit one after the other into `room` µs, or all microbatches where they take no time."""
+    """How many times `each` µs fit into `room` µs, one after the other; all microbatches where `each` is 0."""
     return room // each if each > 0 else row.microbatches
 
 
@@ -25,10 +25,10 @@ def at_most(room: int, each: int) -> int:
 
 @inner_kernel
 def possible_single(row: BoundRow, x: int) -> bool:
-    """Whether blocks can lie on ranks of one stage so that a makespan of x µs is possible.
+    """Whether blocks can be spread over ranks with one stage so that a makespan of x µs is possible.
 
-    Ranks are looked at one after the other. From the numbers of blocks that may lie before a rank follow those that may lie
-    before the next. More blocks before a rank delay it and leave it fewer, so every number is tried.
+    Ranks are taken in turn. From the possible numbers of blocks before a rank follow those before the next one. More blocks
+    before a rank delay it but leave fewer for the rest, so every number is tried.
     """
     p, blocks = row.ranks, row.blocks
     low, high = 0, 0  # blocks before rank r, over all partitions that got so far
@@ -48,7 +48,7 @@ def possible_single(row: BoundRow, x: int) -> bool:
 
 @inner_kernel
 def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
-    """How many blocks stage r may have at most, with so many before it; −1: not even none."""
+    """The most blocks that stage r may have, with this many before it; −1: it cannot even have none."""
     p, m, last = row.ranks, row.microbatches, r == row.ranks - 1
     head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup  # before its first F; after its last B
     if r > 0:
@@ -112,7 +112,7 @@ def stage_holds(row: BoundRow, r: int, blocks: int, before: int, room: int, span
 
 @inner_kernel
 def exchanged_in_time(row: BoundRow, x: int, r: int, before: int, head: int, drain: int) -> int:
-    """How many blocks stage r may have, at most, so that its gradients are exchanged in x µs; below 0: not even none.
+    """The most blocks that stage r may have so that its gradients are exchanged within x µs; below 0: it cannot have none.
 
     The exchange waits for all W of the stage, and so for all its F and B, and for S of its shard of the vocabulary. All
     these come after `head`. All its B and W follow the chain of one microbatch up to the first B. The exchange of a shard

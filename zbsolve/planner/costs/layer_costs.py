@@ -1,4 +1,4 @@
-"""`model_costs`: what the first layer, a block and the last layer of a model cost and keep under each layout of a table."""
+"""`model_costs`: times and bytes of the first layer, a block and the last layer of a model, for each layout of a table."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..shape import Shape
 from . import layer_formulas as formulas
 from .vocabulary_shards import Shards, rest_bytes, shard_bytes, shards_of, vocabulary_costs
 
-# --- Of a profiled model: what is made again, and what replicas send in passes ---
+# --- Layers of a profiled model, with recompute and the collectives of ZeRO in passes ---
 
 
 def layers_of(model: ProfiledModel, layout: Layout, cluster: Cluster) -> Ends:
-    """First layer, block and last layer, in whole µs. Raises BadInput for selective recompute, which no profile knows."""
+    """First layer, block and last layer, in whole µs. Raises BadInput for selective recompute, which profiles lack."""
     if layout.recompute == SELECTIVE:
         raise BadInput(f"model {model.name}: profiles do not say what selective recompute saves")
     first, block, last = model.at(layout.tp, layout.size)
@@ -30,7 +30,7 @@ def layers_of(model: ProfiledModel, layout: Layout, cluster: Cluster) -> Ends:
 
 
 def _made_again(block: Layer) -> Layer:
-    """A block that keeps its input alone, as large as its output, and runs its forward again before B."""
+    """The block with full recompute: it keeps only its input, as large as its output, and repeats its forward before B."""
     again, kept = block.X or block.F, block.held_until_B + block.held_until_W
     return replace(
         block,
@@ -46,7 +46,7 @@ def _made_again(block: Layer) -> Layer:
 
 
 def _shared_out(block: Layer, layout: Layout, cluster: Cluster) -> Layer:
-    """A block whose parameters or gradients ZeRO shards: passes gather and reduce them."""
+    """The block with ZeRO's collectives: its passes gather sharded parameters and reduce sharded gradients."""
     parameters = block.parameter_bytes / formulas.WEIGHT_BYTES
     gather, reduce = (float(us) for us in formulas.sharded(parameters, layout, cluster))
     return replace(
@@ -63,19 +63,19 @@ def _whole(layer: Layer) -> Layer:
     return replace(layer, F=F, B=B, W=W, BW=BW)
 
 
-# --- Of every model ---
+# --- Costs of any model ---
 
 
 Model = Shape | ProfiledModel
 NOTHING = formulas.Held(0, 0, 0, 0)
 KINDS = ("F", "B", "W", "BW", "attention_F", "attention_B")
-DECIDING = ("dp", "tp", "pp", "size", "recompute", "zero")  # fields of a layout that layers from profiles depend on
+DECIDING = ("dp", "tp", "pp", "size", "recompute", "zero")  # fields of a layout that a profiled model's layers depend on
 
 
 class LayerCosts(NamedTuple):
-    """Of one microbatch on one device, in whole µs and bytes, by the names and meanings of a `Layer`: a number each, or a
-    column over a table of layouts. attention_F, attention_B, kv_bytes: 0 where sequences are whole. extra_F, extra_B,
-    extra_W: µs that each slice takes beyond its part."""
+    """Costs of a layer for one microbatch on one device, in whole µs and bytes. Fields have the names and meanings of a
+    `Layer`; each is a number, or a column over a table of layouts. attention_F, attention_B, kv_bytes: 0 where sequences are
+    whole. extra_F, extra_B, extra_W: µs of each slice beyond its share."""
 
     F: Many
     B: Many
@@ -98,24 +98,24 @@ class LayerCosts(NamedTuple):
 
     @property
     def least(self) -> formulas.Times:
-        """µs of F, B and W that no backward undercuts, split or fused: B is no longer than either's, B and W no longer than
-        both of a split one or a fused one."""
+        """Lower bounds, µs, on F, B and W that hold for split and for fused backwards: B is at most that of either, and B +
+        W at most the whole of either."""
         split = np.asarray(self.B) + self.W > 0
         B = np.where(split, np.minimum(self.B, self.BW), self.BW)
         return formulas.Times(np.asarray(self.F), B, np.minimum(self.W, self.BW - B))
 
     @property
     def kept(self) -> Many:
-        """Bytes between F and B."""
+        """Bytes kept between F and B."""
         return self.held_until_B + self.held_until_W
 
     @property
     def extra(self) -> formulas.Times:
-        """µs that each slice takes beyond its part."""
+        """µs of each slice beyond its share."""
         return formulas.Times(self.extra_F, self.extra_B, self.extra_W)
 
     def layer(self, name: str, slices: int = 1) -> Layer:
-        """The layer with these costs. The fields are numbers."""
+        """The `Layer` with these costs, where the fields are numbers."""
         values = {field: value for field, value in self._asdict().items() if not field.startswith("extra_")}
         known: dict[str, Any] = {field: float(value) if field in KINDS else int(value) for field, value in values.items()}
         F, B, W = ((float(more), 0.0) for more in self.extra)
@@ -123,13 +123,13 @@ class LayerCosts(NamedTuple):
         return Layer(name, **known, slice_extra=extra)
 
 
-OF_PROFILES = LayerCosts._fields[: LayerCosts._fields.index("attention_F")]  # profiles of plans say nothing of slices
+OF_PROFILES = LayerCosts._fields[: LayerCosts._fields.index("attention_F")]  # plans by profiles have no slices
 
 
 class ModelCosts(NamedTuple):
-    """first: embedding; last: head. states: bytes of states for each byte of parameters of a rank. shared: bytes of the
-    parameter that first and last layer share; 0: none. Where the vocabulary is sharded: shard, as a rank has it;
-    shard_bytes: of its parameters; rest_kept: bytes that what is left of the last layer keeps from F to B."""
+    """Costs of all layers. first: embedding; last: head; states: bytes of states for each byte of a rank's parameters;
+    shared: bytes of the parameter that first and last layer share, 0: none. Where the vocabulary is sharded: shard, of each
+    rank; shard_bytes, of its parameters; rest_kept, bytes that the rest of the last layer keeps from F to B."""
 
     first: LayerCosts
     block: LayerCosts
@@ -142,7 +142,7 @@ class ModelCosts(NamedTuple):
 
 
 def model_costs(model: Model, layout: Layout, cluster: Cluster) -> ModelCosts:
-    """By the formulas of a shape, or from profiles. layout: one, or a table."""
+    """The costs of a model's layers, by the formulas of a shape or from profiles. layout: one, or a table."""
     if isinstance(model, Shape):
         return _of_shape(model, layout, cluster)
     return _of_profiles(model, layout, cluster)
@@ -177,7 +177,7 @@ def _costs(times: formulas.Times, held: formulas.Held, parameters: Many, sent: M
 
 
 def _of_profiles(model: ProfiledModel, layout: Layout, cluster: Cluster) -> ModelCosts:
-    """The layouts of a table have few different layers: each is looked at once."""
+    """The costs from profiles. A table's layouts have few different layers, so each of these is computed once."""
     columns = np.broadcast_arrays(*(np.atleast_1d(getattr(layout, name)) for name in DECIDING))
     different, where = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     layouts = [Layout(**dict(zip(DECIDING, code, strict=True))) for code in different.tolist()]
@@ -197,8 +197,8 @@ def _of_profiles(model: ProfiledModel, layout: Layout, cluster: Cluster) -> Mode
 
 
 def sharded_vocabulary(model: Model, layout: Layout, cluster: Cluster) -> VocabularyCosts:
-    """What the shards of a vocabulary cost, and what they leave of first and last layer. layout: one. Raises BadInput for a
-    profiled model."""
+    """The costs of a sharded vocabulary, and the rests of first and last layer. layout: one. Raises BadInput for a profiled
+    model."""
     if not isinstance(model, Shape):
         raise BadInput(f"model {model.name}: a plan by profiles knows no sharded vocabulary")
     no_time = formulas.Times(0, 0, 0)

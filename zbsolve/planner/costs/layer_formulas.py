@@ -1,18 +1,18 @@
-"""A few formulas whose constants a cluster has: µs of a block, the head, messages and what follows the pipeline, and the
-bytes that layers keep and states take on one device.
+"""The cost model: formulas, with a cluster's constants, for the µs of a block, the head, messages and what follows the
+pipeline, and for the bytes that layers keep and states take on one device.
 
-For b sequences of s tokens, hidden width h, a heads, t tensor ranks (GPT's numbers; other blocks have theirs from `Shape`):
+For b sequences of s tokens, hidden width h, a heads, t tensor ranks (a GPT's; `Shape` has the numbers of other blocks):
 
-* matrix products: (24 b s h² + 4 b s² h) / t FLOPs at `efficiency` of the peak, and `launch` µs beside them;
+* matrix products: (24 b s h² + 4 b s² h) / t FLOPs at `efficiency` of the peak, plus `launch` µs;
 * elementwise work: b s h (22 / [t with sequence parallelism] + 24 / t) + 13 a s² b / t bytes, times `traffic`, over hbm;
 * an all-reduce: latency + 2 (t − 1) / t · 2 b s h bytes over the group's bandwidth;
-* F = products + elementwise + 2 all-reduces; the backward twice the first two, and 2 all-reduces; what is made again on top;
+* F = products + elementwise + 2 all-reduces; the backward = 2 products + 2 elementwise + 2 all-reduces + recompute;
 * bytes that a block keeps (Korthikanti et al., 2205.05198, section 4): b s h (10 + 24 / t) + 5 a s² b / t (equation 2), all
-  of it over t with sequence parallelism (equation 4). Where scores are made again their term is gone (equation 6), and 2 b s
-  h are left where everything is. States are sharded as in ZeRO (1910.02054).
+  divided by t with sequence parallelism (equation 4). Selective recompute keeps no scores (equation 6), and full recompute
+  keeps 2 b s h. States are sharded as in ZeRO (1910.02054).
 
-The form was chosen on measured steps (`fitting.fit`) and is kept as it is. ZeRO's stages 2 and 3, gated blocks and fused
-attention follow the same account; no measured step here has them.
+The form was chosen on measured steps (`fitting.fit`) and stays unchanged. ZeRO's stages 2 and 3, gated blocks and fused
+attention use the same formulas, but no measured step here has them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..layout import FULL, NONE, SELECTIVE, Layout, Many
 from ..shape import MOVED_WHOLE, Shape
 
 HALF = 2  # bytes of a number of 16 bits
-SCORE_BYTES = 13  # moved for each attention score that is written: by softmax, dropout and both products
+SCORE_BYTES = 13  # moved for each attention score that is written, by softmax, dropout and both products
 HEAD_BYTES = 12  # moved for each logit
-UPDATE_BYTES, UPDATE_SHARE = 34, 0.8  # Adam's, for each parameter, and the share of hbm that it reaches
+UPDATE_BYTES, UPDATE_SHARE = 34, 0.8  # that Adam moves for each parameter, and the share of hbm that it reaches
 
 
 class Times(NamedTuple):
-    """µs of a layer's passes for one microbatch: F, B (input gradient, with what is made again) and W."""
+    """µs of a layer's passes for one microbatch: F, B (the input gradient, with recompute) and W."""
 
     F: Many
     B: Many
@@ -41,7 +41,7 @@ class Times(NamedTuple):
 
     @property
     def work(self) -> Many:
-        """All of it."""
+        """µs of all three passes."""
         return self.F + self.B + self.W
 
 
@@ -51,9 +51,9 @@ def whole(times: Times) -> Times:
 
 
 def block_times(shape: Shape, layout: Layout, cluster: Cluster) -> Times:
-    """Of one block."""
+    """The times of one block."""
     tokens, tp = layout.size * shape.sequence, layout.tp
-    rate = cluster.peak * cluster.efficiency / 1e6  # FLOP a µs
+    rate = cluster.peak * cluster.efficiency / 1e6  # FLOPs per µs
     matrices, attention = 2 * tokens * shape.matrices / tp / rate, tokens * shape.attention_flops / tp / rate
     products = matrices + attention + cluster.launch
     moved = MOVED_WHOLE * shape.hidden / np.where(layout.sequence, tp, 1)
@@ -71,7 +71,7 @@ def block_times(shape: Shape, layout: Layout, cluster: Cluster) -> Times:
 
 
 def head_times(shape: Shape, layout: Layout, cluster: Cluster) -> Times:
-    """Of the output layer and the loss, split over tensor ranks."""
+    """The times of the output layer and the loss, split over tensor ranks."""
     tokens = layout.size * shape.sequence
     products = 2 * tokens * shape.table / layout.tp / (cluster.peak * cluster.efficiency / 1e6)
     moved = cluster.traffic * HEAD_BYTES * tokens * shape.vocabulary / layout.tp / cluster.hbm
@@ -79,84 +79,84 @@ def head_times(shape: Shape, layout: Layout, cluster: Cluster) -> Times:
 
 
 def embedding_times(shape: Shape, layout: Layout, cluster: Cluster) -> Times:
-    """Of the embedding: tensor ranks add up their parts."""
+    """The times of the embedding, where tensor ranks sum their parts."""
     reduce = all_reduce(shape, layout, cluster)
     return Times(reduce, 0.0 * reduce, 0.0 * reduce)
 
 
 def all_reduce(shape: Shape, layout: Layout, cluster: Cluster) -> Many:
-    """A ring over the tensor ranks, of one microbatch's hidden states."""
+    """µs of a ring all-reduce of one microbatch's hidden states over the tensor ranks."""
     sent = 2 * _ring(layout.tp, _hidden_bytes(shape, layout))
     return np.where(layout.tp > 1, _latency(layout, cluster) + sent / _tensor_rate(layout, cluster), 0.0)
 
 
 def message(shape: Shape, layout: Layout, cluster: Cluster) -> Many:
-    """A message between two stages."""
+    """µs of a message between two stages."""
     return np.where(layout.pp > 1, message_bytes(shape, layout) / message_rate(layout, cluster), 0.0)
 
 
 def message_bytes(shape: Shape, layout: Layout) -> Many:
-    """What a device sends of one microbatch's hidden states."""
+    """Bytes of one microbatch's hidden states that a device sends."""
     return _hidden_bytes(shape, layout) / np.where(layout.scattered, layout.tp, 1)
 
 
 def message_rate(layout: Layout, cluster: Cluster) -> Many:
-    """Bytes a µs of a device's messages. Beyond a node, all devices of a node send over its network at once."""
+    """Bytes per µs of a device's messages. Between nodes all devices of a node share its network."""
     return np.where(layout.devices > cluster.node, cluster.messages / cluster.node, cluster.inside.bytes_per_us)
 
 
 def exchange(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
-    """What replicas exchange behind the pipeline, of a rank's parameters, as measured steps did."""
+    """µs of the exchange of gradients after the pipeline, as in measured steps. parameters: of a rank."""
     return _turns(layout) * _replica_turn(parameters, layout, cluster) * (1 - cluster.overlap)
 
 
 def exchange_pass(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
-    """µs of a pass C, the exchange of a stage with so many parameters. The graph says what runs beside it, so no share of it
-    is taken off; messages between stages that share its links make it longer by the cluster's `contention`."""
+    """µs of a pass C, the exchange of a stage with this many parameters. Its overlap is in the graph, so none is subtracted;
+    messages between stages that share its links make it longer by the cluster's `contention`."""
     longer = np.where(np.asarray(layout.pp) > 1, cluster.contention, 1.0)
     return longer * _turns(layout) * _replica_turn(parameters, layout, cluster)
 
 
 def _turns(layout: Layout) -> Many:
-    """Gradients are reduced and scattered, parameters gathered. ZeRO 2 has one of both in a pass: what passes of one stage
-    have reduced is gathered, and a pipeline's stages gather in another pass. ZeRO 3 does both inside the passes."""
+    """The number of collectives in an exchange: a reduce-scatter of gradients and an all-gather of parameters. ZeRO 2 has
+    one: the other is inside passes or, with a pipeline, in a pass of its own. ZeRO 3 has none: both are inside passes."""
     return np.where(layout.zero == 3, 0, np.where(layout.zero == 2, 1, 2))
 
 
 def update(parameters: Many, layout: Layout, cluster: Cluster, each: float | None = None) -> Many:
-    """The optimizer's update of a rank's parameters, which ZeRO shards. each: µs of a parameter; None: by memory traffic."""
+    """µs of the optimizer's update of a rank's parameters, which ZeRO shards. each: µs for each; None: by memory traffic."""
     rate = UPDATE_BYTES / (cluster.hbm * UPDATE_SHARE) if each is None else each
     return rate * parameters / np.where(layout.zero > 0, layout.dp, 1)
 
 
 def after_pipeline(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
-    """All that follows the last compute pass of a measured step, where the fullest rank has so many parameters."""
+    """µs after the last compute pass of a measured step. parameters: of the fullest rank."""
     return exchange(parameters, layout, cluster) + after_exchange(parameters, layout, cluster)
 
 
 def after_exchange(parameters: Many, layout: Layout, cluster: Cluster, each: float | None = None) -> Many:
-    """The same behind all exchanges, which are passes of a plan's graph: clipping waits for the gradients of all ranks."""
+    """µs after all exchanges, which are passes in a plan's graph: clipping waits for the gradients of all ranks."""
     return update(parameters, layout, cluster, each) + cluster.constant
 
 
 def sharded(parameters: Many, layout: Layout, cluster: Cluster) -> tuple[Many, Many]:
-    """A gather of a block's parameters in each pass (ZeRO 3), a reduction of its gradients in each backward (ZeRO 3, and 2
-    where stages do not gather). parameters: of a rank's part of the block."""
+    """µs of the gather of a block's parameters in each pass (ZeRO 3), and of the reduction of its gradients in each backward
+    (ZeRO 3, and 2 where stages do not gather). parameters: of a rank's part of the block."""
     turn = _replica_turn(parameters, layout, cluster) * (1 - cluster.overlap)
     inside = (layout.zero >= 2) & ~layout.gathers_by_stage
     return np.where(layout.zero == 3, turn, 0.0), np.where(inside, turn, 0.0)
 
 
 def _replica_turn(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
-    """A reduce-scatter or an all-gather of a rank's parameters, 16 bits each, over replicas. Beyond a node, the node's
-    tensor ranks share its network."""
+    """µs of a reduce-scatter or an all-gather of a rank's parameters, 16 bits each, over replicas. Between nodes the tensor
+    ranks of a node share its network."""
     size = _ring(layout.dp, HALF * parameters)
     far = size * np.minimum(layout.tp, cluster.node) / cluster.between.bytes_per_us
     return np.where(layout.tp * layout.dp > cluster.node, far, size / cluster.inside.bytes_per_us)
 
 
 def _gather(shape: Shape, layout: Layout, cluster: Cluster) -> Many:
-    """An all-gather over the tensor ranks, of one microbatch's hidden states."""
+    """µs of an all-gather of one microbatch's hidden states over the tensor ranks."""
     rate = _tensor_rate(layout, cluster)
     return _latency(layout, cluster) + _ring(layout.tp, _hidden_bytes(shape, layout)) / rate
 
@@ -166,12 +166,12 @@ def _hidden_bytes(shape: Shape, layout: Layout) -> Many:
 
 
 def _ring(ranks: Many, size: Many) -> Many:
-    """Bytes that each rank of a ring sends in one turn."""
+    """Bytes that each rank of a ring sends in one reduce-scatter or all-gather."""
     return (ranks - 1) / ranks * size
 
 
 def _tensor_rate(layout: Layout, cluster: Cluster) -> Many:
-    """Bytes a µs of a ring over the tensor ranks: beyond a node the node's network."""
+    """Bytes per µs of a ring over the tensor ranks; across nodes, at most the node's network."""
     inside, between = cluster.inside.bytes_per_us, cluster.between.bytes_per_us
     return np.where(layout.tp <= cluster.node, inside, min(inside, between))
 
@@ -183,14 +183,14 @@ def _latency(layout: Layout, cluster: Cluster) -> Many:
 # --- Bytes ---
 
 
-KEPT_SCORE_BYTES = 5  # kept for each attention score: softmax, its dropout, and the mask
-LOGIT_BYTES = 6  # for each logit: 16 bits, and 32 of the loss
+KEPT_SCORE_BYTES = 5  # kept for each attention score: softmax, its dropout and the mask
+LOGIT_BYTES = 6  # for each logit: 16 bits, and 32 bits for the loss
 WEIGHT_BYTES = 2  # for each parameter
 
 
 class Held(NamedTuple):
-    """Bytes of one microbatch that F takes and B frees, that F takes and W frees, that B takes and W frees; and what a pass
-    takes while it runs."""
+    """Bytes of one microbatch. until_b: from F to B; until_w: from F to W; from_b: from B to W; transient: that a pass takes
+    while it runs."""
 
     until_b: Many
     until_w: Many
@@ -199,8 +199,8 @@ class Held(NamedTuple):
 
 
 def block_bytes(shape: Shape, layout: Layout) -> Held:
-    """Of one block. Inputs of projections stay until W, and so do the gradients of their outputs, which B makes
-    (Qi et al., 2401.10241, section 2.1: 32 b s h of a GPT)."""
+    """The bytes of one block. Inputs of projections stay until W, as do the gradients of their outputs, which B computes
+    (Qi et al., 2401.10241, section 2.1: 32 b s h in a GPT)."""
     tokens, split, parts = layout.size * shape.sequence, layout.tp, np.where(layout.sequence, layout.tp, 1)
     scores = KEPT_SCORE_BYTES * tokens * shape.scores / split
     all_kept = tokens * (shape.kept_whole / parts + shape.kept_split / split)
@@ -218,42 +218,42 @@ def block_bytes(shape: Shape, layout: Layout) -> Held:
 
 
 def key_bytes(shape: Shape, layout: Layout) -> Many:
-    """Of a block's keys and values."""
+    """Bytes of a block's keys and values."""
     return 2 * HALF * layout.size * shape.sequence * shape.key_width / layout.tp
 
 
 def head_bytes(shape: Shape, layout: Layout) -> Held:
-    """Of the last norm, the output layer and the loss: logits until B."""
+    """The bytes of the last norm, the output layer and the loss, which keeps logits until B."""
     tokens, parts = layout.size * shape.sequence, np.where(layout.sequence, layout.tp, 1)
     inputs, logits = HALF * tokens * shape.hidden / parts, LOGIT_BYTES * tokens * shape.vocabulary / layout.tp
     return Held(inputs + logits, inputs, HALF * tokens * shape.vocabulary / layout.tp, 0.0 * logits)
 
 
 def gathered_bytes(parameters: Many, layout: Layout) -> Many:
-    """What a pass has of a block's sharded parameters (ZeRO 3) and of its gradients before they are reduced (ZeRO 2, 3), if
-    passes gather and reduce. parameters: of a rank's part of the block."""
+    """Bytes that a pass holds of a block's gathered parameters (ZeRO 3), and of its gradients before they are reduced (ZeRO
+    2, 3), where passes gather and reduce. parameters: of a rank's part of the block."""
     weights = np.where(layout.zero == 3, WEIGHT_BYTES * parameters, 0.0)
     return weights + np.where((layout.zero >= 2) & ~layout.gathers_by_stage, HALF * parameters, 0.0)
 
 
 def state_bytes(layout: Layout, parts: tuple[float, float, float] = (2, 4, 12)) -> Many:
-    """Bytes for each parameter of a rank: weights, gradients and optimizer states, `parts`, which ZeRO shards over replicas
-    in turn: 18 a parameter, or 6 + 12 / dp with ZeRO 1. All of it where stages gather: what they gathered comes on top."""
+    """Bytes of states for each parameter of a rank. parts: bytes of weights, gradients and optimizer states, which ZeRO
+    shards: 18 in all, or 6 + 12 / dp with ZeRO 1. Where stages gather all are sharded; gathered bytes are not included."""
     by_stage = layout.gathers_by_stage
     over = [np.where((layout.zero >= stage) | by_stage, layout.dp, 1) for stage in (3, 2, 1)]
     return sum(size / part for size, part in zip(parts, over, strict=True))
 
 
-# --- Slices: later ones have more of attention, and each launches and gathers anew (2504.14519, 2406.03488) ---
+# --- Slices: later ones have more attention, and each one launches and gathers again (2504.14519, 2406.03488) ---
 
 
 def mean_slice(layout: Layout) -> Layout:
-    """The layout as formulas that are linear in tokens take it for a slice of mean attention."""
+    """The layout with the microbatch size of one slice, for formulas linear in tokens: a slice with mean attention."""
     return layout._replace(size=layout.size / np.asarray(layout.slices))
 
 
 def attention_times(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[Many, Many]:
-    """µs of a block's F and of its B that causal attention takes, whole sequences: scores and their products with values."""
+    """µs of causal attention in a block's F and in its B, for whole sequences: scores and their products with values."""
     tokens, rate = layout.size * shape.sequence, cluster.peak * cluster.efficiency / 1e6
     moved = cluster.traffic * SCORE_BYTES * tokens * shape.scores / layout.tp / cluster.hbm
     forward = tokens * shape.attention_flops / layout.tp / rate + moved
@@ -261,7 +261,7 @@ def attention_times(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[Man
 
 
 def extra_times(function: Callable[..., Times], shape: Shape, layout: Layout, cluster: Cluster) -> Times:
-    """Whole µs that each slice of a layer's passes takes beyond its part of the whole. function: of `layer_formulas`."""
+    """Whole µs that each slice of a layer's passes takes beyond its share of the whole. function: of this module."""
     sliced, parts = function(shape, mean_slice(layout), cluster), whole(function(shape, layout, cluster))
     pairs = zip(sliced, parts, strict=True)
     return Times(*(np.maximum(0, np.rint(us - part / layout.slices)) for us, part in pairs))

@@ -1,11 +1,11 @@
-"""What slices, copies to host memory and the exchange of gradients take at least: for bounds over every partition.
+"""Lower bounds on the times and bytes of slices, copies to host memory and the exchange of gradients, over all partitions.
 
-Full offload copies all that stages keep (2503.01328). Half of it copies half of that where there is one stage a rank. Of
-several stages it copies the first half of them whole. How many blocks a partition lays on those is open: as many as copies
-have time for.
+Full offload copies all that stages keep (2503.01328). Half offload copies half of it where a rank has one stage. With
+several stages it copies all that the first half of them keep. The partition decides how many blocks these have, so bounds
+assume as many as there is time to copy.
 
-Gradients are exchanged by passes C of stages and shards, or by AG and RS of stages that gather their parameters and reduce
-their gradients.
+Gradients are exchanged by passes C of stages and shards, or by AG and RS of stages that gather parameters and reduce
+gradients.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .layer_formulas import WEIGHT_BYTES, Times, exchange_pass, message_rate
 # --- Slices ---
 
 
-ROUNDED = 1.0  # µs: a stage's slice is between two rounded times, so a layer's part of it is so much less at most
+ROUNDED = 1.0  # µs: a stage's slice is the difference of two rounded times, so a layer's share may be this much less
 
 
 class Slices(NamedTuple):
-    """Of a slice, whole µs that no slice undercuts: F, B of a block, embedding's F; sent: of its message. chain: of the last
-    slice, which takes longest, through all layers and back; late_F, late_B: of its F and B of a block. Of whole sequences
-    these are the passes themselves."""
+    """Lower bounds for a slice, whole µs. F, B: of a block, embedding: of its F, for every slice; sent: of its message.
+    chain: of the last slice, which takes longest, through all layers and back; late_F, late_B: of its F and B of a block.
+    Where sequences are whole these are the times of the passes."""
 
     F: Many
     B: Many
@@ -43,7 +43,7 @@ class Slices(NamedTuple):
 
 
 def slices_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluster, message: Ints) -> Slices:
-    """Of each layout of a table. blocks: how many there are; message: bytes of a slice's."""
+    """The bounds for slices of each layout of a table. blocks: their number; message: bytes of a slice's message."""
     whole_vocabulary = 1 - np.asarray(layout.vocabulary)  # a sharded one leaves nothing of first and last layer
     first, block, last = (_ends(layer, layout.slices) for layer in (costs.first, costs.block, costs.last))
     chain = blocks * (block[1].F + block[1].B) + whole_vocabulary * (first[1].F + last[1].F + last[1].B)
@@ -54,15 +54,15 @@ def slices_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluster, 
 
 
 def part_of_transient(layer: LayerCosts, layout: Layout) -> Any:
-    """Bytes that a slice's pass takes while it runs: its part, but the whole of a gradient of the parameters."""
+    """Bytes that a slice's pass takes while it runs: its share, but never less than the parameters' whole gradient."""
     part = np.ceil(layer.transient / np.asarray(layout.slices))
     least = np.maximum(part, np.minimum(layer.transient, layer.parameter_bytes))
     return np.where(np.asarray(layout.slices) > 1, least, layer.transient)
 
 
 def _ends(layer: LayerCosts, slices: Any) -> tuple[Times, Times]:
-    """Whole µs of a layer's first and of its last slice at least. A slice from part a to part b of the sequence takes b − a
-    of all but attention, b² − a² of that, and what each slice takes beside."""
+    """Lower bounds, whole µs, on a layer's first and last slice. A slice from share a to share b of the sequence takes b² −
+    a² of attention, b − a of all else, and the extra time of each slice."""
     several, attention = np.asarray(slices) > 1, Times(layer.attention_F, layer.attention_B, 0)
 
     def least(late: Any) -> Times:
@@ -77,9 +77,9 @@ def _ends(layer: LayerCosts, slices: Any) -> tuple[Times, Times]:
 
 
 class Kept(NamedTuple):
-    """Bytes of one microbatch, at least. moment: of a block that its rank has at one moment; stays: of a block that lies on
-    the device from F to B, where only some stages offload of one on another. head_moment, head_stays: the same of the
-    head. copied: of a block, where its stage copies all; 0: none does. pending: of a block from B to W."""
+    """Lower bounds on bytes of one microbatch. moment: of a block, that its rank holds at one moment; stays: of a block, on
+    the device from F to B (where only some stages offload: in a stage that does not). head_moment, head_stays: the same for
+    the head. copied: of a block whose stage copies all, 0: none does. pending: of a block, from B to W."""
 
     moment: Many
     stays: Many
@@ -90,9 +90,9 @@ class Kept(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Whole µs of copies of one microbatch to the host and back. some: whether only some stages of a rank copy. out, back:
-    of a block whose stage copies, on its rank's streams, at least; chain: between the last stage's F and B at least; most:
-    all of them one after the other, at most."""
+    """Copies of one microbatch to the host and back, whole µs. some: whether only some stages of a rank copy. out, back:
+    lower bounds for a block whose stage copies; chain: a lower bound between the last stage's F and B; most: an upper bound
+    on all copies one after the other."""
 
     some: Many
     out: Many
@@ -102,7 +102,7 @@ class Copies(NamedTuple):
 
 
 def host_link(cluster: Cluster) -> HostLink:
-    """Between a device and its part of its node's host memory. Raises BadInput where the cluster does not know it."""
+    """The link between a device and its part of host memory. Raises BadInput where the cluster has no `copies`."""
     if cluster.copies is None:
         raise BadInput(f"cluster {cluster.name}: no layout offloads without its field 'copies', the link to host memory")
     rate = cluster.copies.bytes_per_us
@@ -110,7 +110,7 @@ def host_link(cluster: Cluster) -> HostLink:
 
 
 def kept_of(kept: Ints, head: Ints, pending: Ints, layout: Layout) -> Kept:
-    """kept, head: bytes of one microbatch that a block and the head keep from F to B; pending: a block from B to W."""
+    """The bytes of one microbatch by layout. kept, head: of a block and the head, from F to B; pending: from B to W."""
     offload, several = np.asarray(layout.offload), np.asarray(layout.chunks) > 1
     one_in_several = several & (offload != NO_OFFLOAD)  # of n blocks on v stages, ⌈n / v⌉ are on one
 
@@ -123,8 +123,8 @@ def kept_of(kept: Ints, head: Ints, pending: Ints, layout: Layout) -> Kept:
 
 
 def copies_of(kept: Ints, head: Ints, most: Any, layout: Layout, cluster: Cluster) -> Copies:
-    """kept, head: as for `kept_of`; most: bytes of one microbatch that all layers keep, at most. Copies of a stage take
-    whole µs, no less than its blocks' one by one."""
+    """The times of copies by layout. kept, head: as for `kept_of`; most: the most bytes of one microbatch that all layers
+    keep. A stage's copies take whole µs, and no less than its blocks' copies together, each rounded down."""
     none = 0 * (kept + np.asarray(layout.offload))
     if cluster.copies is None:
         return Copies(*[none] * len(Copies._fields))
@@ -143,11 +143,11 @@ def copies_of(kept: Ints, head: Ints, most: Any, layout: Layout, cluster: Cluste
 
 
 class Exchanges(NamedTuple):
-    """Whole µs, rounded down. block: of a block's part of its stage's C or RS. table: of the embedding's and of the head's,
-    0 where the vocabulary is sharded. least: of the C or RS of any stage with passes that take time, and of any shard. last:
-    what follows the last B of the first stage at least. most: all of them one after the other, at most. gather,
-    table_gather: of a block's part of its stage's AG, and of the embedding's and of the head's; 0 where stages gather
-    nothing."""
+    """The exchange of gradients, whole µs. block: of a block's share of its stage's C or RS, rounded down, as is table: of
+    the embedding's and of the head's, 0 where the vocabulary is sharded. least: a lower bound on the C or RS of any stage
+    with passes that take time, and of any shard. last: a lower bound on what follows the first stage's last B. most: an
+    upper bound on all exchanges one after the other. gather, table_gather: of a block's share of its stage's AG, and of the
+    embedding's and of the head's; 0 where stages gather nothing."""
 
     block: Many
     table: Many
@@ -159,12 +159,12 @@ class Exchanges(NamedTuple):
 
 
 def exchanges_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluster) -> Exchanges:
-    """Of each layout of a table. A stage's C takes whole µs, no less than the parts of its layers, rounded down.
+    """The exchanges of each layout of a table. A stage's C takes whole µs, no less than its layers' shares, rounded down.
 
-    What first and last layer share is counted once on a rank that has both, with the earlier stage: the last stage of a V
-    may have nothing else. Of a sharded vocabulary, first and last layer leave no time and no parameters: a stage that has
-    nothing else ends with messages, which others wait for. Shards wait for the gradient of the embedding's output, which the
-    first stage's B gives.
+    A parameter that first and last layer share counts once on a rank with both, with the earlier stage, so the last stage
+    of a V may have no other exchange. With a sharded vocabulary first and last layer have no times and no parameters, and a
+    stage with nothing else only passes messages on. Shards wait for the gradient of the embedding's output, from the first
+    stage's B.
     """
     first, block, head, shard = (
         np.broadcast_to(exchange_pass(size / WEIGHT_BYTES, layout, cluster), np.shape(layout.pp))
@@ -177,25 +177,25 @@ def exchanges_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluste
     least = np.minimum(np.floor(block), np.where(whole & alone, 0, last))
     longest = blocks * np.ceil(block) + np.ceil(first) + np.ceil(head) + layout.pp * np.ceil(shard) + layout.stages
     exchanged = (np.asarray(layout.dp) > 1) & (np.asarray(layout.zero) < 3)
-    by_stage = layout.gathers_by_stage  # an AG is as long as an RS
+    by_stage = layout.gathers_by_stage  # then an AG takes as long as an RS
     gathers = by_stage * np.floor(block), by_stage * whole * table
     columns = np.floor(block), whole * table, least, last, exchanged * (1 + by_stage) * longest, *gathers
     return Exchanges(*(np.atleast_1d(column).astype(np.int64) for column in columns))
 
 
 def replicas_of(layout: Layout) -> int:
-    """Pipelines that exchange gradients behind their backwards; 1: none do. layout: one."""
+    """The number of pipelines that exchange gradients after their backwards; 1: none do. layout: one."""
     return int(layout.dp) if layout.zero < 3 and not layout.gathers_by_stage else 1
 
 
 def shards_of(layout: Layout) -> int:
-    """Replicas over which stages shard their parameters and gather them in passes; 1: none do. layout: one."""
+    """The number of replicas over which stages shard their parameters and gather them in passes; 1: none. layout: one."""
     return int(layout.dp) if layout.gathers_by_stage else 1
 
 
 def group_link(layout: Layout, cluster: Cluster) -> Link | None:
-    """The link with which a `Step` of so many replicas or shards gives a stage's C, or its AG and its RS each, what
-    `exchange_pass` says; None where there is no exchange. layout: one."""
+    """The link with which a `Step` gives each C, or each AG and RS, the time of `exchange_pass`; None where there is no
+    exchange. layout: one."""
     replicas, shards = replicas_of(layout), shards_of(layout)
     group, turns = max(replicas, shards), 1 if shards > 1 else 2
     if group == 1:

@@ -1,7 +1,7 @@
-"""`Costs`: what the layers of each layout of a table cost and keep, whole µs and bytes, as in their profiles; and what lies
-on ranks beside blocks: four roles, whatever the partition.
+"""`Costs`: the costs of layers for each layout of a table, in whole µs and bytes, as in the layouts' profiles; and the four
+roles of ranks, which tell what a rank has beside blocks, in every partition.
 
-The embedding is on the first stage's rank and the head on the last stage's. In a V, or alone, both are on one rank.
+The embedding is on the first stage's rank and the head on the last stage's. In a V, or with one rank, both are on one rank.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .layer_formulas import WEIGHT_BYTES, Times
 from .least_parts import Copies, Exchanges, Kept, Slices, copies_of, exchanges_of, kept_of, part_of_transient, slices_of
 from .vocabulary_shards import Shards
 
-FIRST, LAST, TURN, MIDDLE = range(4)  # of a V, TURN is the rank with both middle stages
+FIRST, LAST, TURN, MIDDLE = range(4)  # roles; TURN is the rank of a V with both middle stages
 
 
 class Roles(NamedTuple):
-    """By role and layout, shape (4, layouts) each: how many ranks have it; whether they have embedding and head; passes of a
-    microbatch whose output goes to another rank; ends of stages where messages wait."""
+    """By role and layout, shape (4, layouts) each. number: ranks that have the role; embedding, head: whether they hold it;
+    sends: passes of a microbatch whose output goes to another rank; ends: ends of stages where messages wait."""
 
     number: Ints
     embedding: Ints
@@ -36,7 +36,7 @@ class Roles(NamedTuple):
 
 
 def roles(layout: Layout) -> Roles:
-    """Of a table of layouts."""
+    """The roles of each layout of a table."""
     pp, chunks = np.asarray(layout.pp), np.asarray(layout.chunks)
     alone, vee = pp == 1, (np.asarray(layout.placement) == VEE) & (pp > 1)
     ones, none = np.ones_like(pp), np.zeros_like(pp)
@@ -53,9 +53,9 @@ def roles(layout: Layout) -> Roles:
 
 
 def fullest(blocks: int, unit: Ints, fixed: Ints, number: Ints, first: Ints | int = 0) -> Ints:
-    """The least that the fullest rank can have, where `blocks` blocks lie on ranks whole, each of `unit`, beside what is
-    fixed by role and what the first block of a rank brings: no partition has less. unit, first: shape (layouts,), from 0 up;
-    fixed, number: shape (roles, layouts)."""
+    """[layout]: the least load of the fullest rank over all partitions of `blocks` whole blocks. A rank's load is `fixed`,
+    by role, plus `first` where it has a block, plus `unit` for each block. unit, first: shape (layouts,), not negative;
+    fixed, number (of ranks): shape (roles, layouts)."""
     floor: Ints = np.where(number > 0, fixed, 0).max(axis=0)
     low, high = floor - 1, floor + first + blocks * unit
     while (high - low > 1).any():
@@ -68,20 +68,20 @@ def fullest(blocks: int, unit: Ints, fixed: Ints, number: Ints, first: Ints | in
     return high
 
 
-MOST = 1 << 50  # µs of all passes one after the other, and bytes of a layer: sums of them are whole numbers of 64 bits
+MOST = 1 << 50  # most µs of all passes one after the other, and most bytes of a layer: their sums fit 64 bits
 
 
 class Costs(NamedTuple):
-    """A column a field, a row a layout; `blocks` blocks of each model.
+    """Costs with one column for each field and one row for each layout. blocks: the number of blocks of the model.
 
-    block, embedding, head: µs of passes; where the vocabulary is sharded, of what is left of embedding and head (nothing).
-    sent: µs of a message. states: bytes that a block's parameters need with gradients and optimizer states, never more than
-    a profile says; table_states: the same of the embedding, and of the head. tied: whether both have one table. kept: bytes
-    of a microbatch that a block and the head keep from F to B. transient: bytes that a pass takes while it runs; waiting: of
-    messages at an end of a stage. shard: what each rank has of a sharded vocabulary; zeros where it is whole. slices: of
-    each microbatch, whose passes and messages count all slices; part: what a slice takes at least. copies: to host memory.
-    exchange: of gradients, at the end of the step. gathered, unreduced: bytes of a block's gathered parameters and of its
-    gradients that are not in `states`, where stages gather. away: bytes of activations that a rank may have in host memory.
+    block, embedding, head: µs of passes; 0 for embedding and head where the vocabulary is sharded. sent: µs of a message.
+    states: bytes of a block's parameters with gradients and optimizer states, rounded down; table_states: the same for the
+    embedding, and for the head. tied: whether these share one table. kept: bytes of a microbatch that a block and the head
+    keep from F to B. transient: bytes that a pass takes while it runs; waiting: bytes of messages at an end of a stage.
+    shard: of each rank, where the vocabulary is sharded; else zeros. slices: of each microbatch, whose passes and messages
+    count all slices; part: the least costs of one slice. copies: to and from host memory. exchange: of gradients, at the
+    end of the step. gathered, unreduced: bytes of a block's gathered parameters, and of its gradients that `states` does
+    not count, where stages gather. away: the most bytes of activations that a rank may have in host memory.
     """
 
     blocks: int
@@ -106,9 +106,9 @@ class Costs(NamedTuple):
 
 
 def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
-    """Of each layout of a table. Where first and last layer differ in size, the smaller one counts for both. Tensors that
-    two layers count are taken off. All of the first layer's backward counts as W: nothing waits for it. Raises BadInput
-    where numbers are too large to count."""
+    """The costs of each layout of a table. Where first and last layer differ in size, the smaller size counts for both.
+    Tensors that two layers both count are subtracted once. The whole backward of the first layer counts as W, since nothing
+    waits for it. Raises BadInput where numbers are too large."""
     layers, whole_vocabulary = model_costs(model, layout, cluster), 1 - np.asarray(layout.vocabulary)
     first, block, last = layers.first, layers.block, layers.last
     table = np.minimum(first.parameter_bytes, last.parameter_bytes)
@@ -151,12 +151,12 @@ def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
 
 
 def gathered_of(model: Model, layout: Layout) -> tuple[Many, Many, Many]:
-    """Bytes for each byte of a layer's parameters, where stages gather these once and reduce gradients once: those that its
-    rank has whenever it keeps a microbatch; and the parameters, and the gradients, that it has at some times beside that.
+    """Bytes for each byte of a layer's parameters, where stages gather these and reduce gradients once in a step: (those
+    that its rank holds whenever it keeps a microbatch; the parameters, and the gradients, that it also holds at some time).
 
-    Parameters are there from a stage's first F to its last W, gradients from its first B until they are reduced. Where a
-    rank has one stage and copies nothing, what it keeps only grows until the first B: so whatever it keeps at any time fits
-    beside both. With copies parameters alone are always there. Of several stages, some may be empty."""
+    Parameters are held from a stage's first F to its last W, gradients from its first B until they are reduced. On a rank
+    with one stage and no copies, what it keeps only grows until the first B, so anything it ever keeps also fits beside
+    both. With copies only the parameters always do. With several stages neither does, since some may hold nothing then."""
     by_stage, single = layout.gathers_by_stage, np.asarray(layout.placement) == SINGLE
     stays = np.asarray(layout.offload) == NO_OFFLOAD
     each = model.state_parts[1] / WEIGHT_BYTES
@@ -168,9 +168,9 @@ def _all_slices(layer: LayerCosts, slices: Ints) -> Times:
 
 
 def least_bytes(costs: Costs, layout: Layout) -> Ints:
-    """Bytes that the fullest rank needs at least, of each layout, whatever the partition and the schedule: when the first
-    microbatch's last forward ends, every stage keeps it, and so while its logits are made; with offload each stage does when
-    its own forward ends."""
+    """[layout]: a lower bound on the bytes of the fullest rank, over all partitions and schedules. When the last forward of
+    the first microbatch ends, every stage keeps that microbatch, and still does while its logits are made. With offload each
+    stage keeps it when its own forward ends."""
     on, shard = roles(layout), costs.shard
     fixed = fixed_bytes(costs, on, 1) + shard.states + shard.transient + shards_beside(costs, layout)
     first = np.maximum(0, costs.transient - shard.transient)
@@ -178,28 +178,30 @@ def least_bytes(costs: Costs, layout: Layout) -> Ints:
 
 
 def least_there(costs: Costs, layout: Layout) -> Ints:
-    """Bytes that a block has beside its states at some time at least: a microbatch, and gathered parameters, which are there
-    when the first microbatch's last F ends; with offload the microbatch may be away then, but not when its own F ends."""
+    """[layout]: a lower bound on a block's bytes beside its states at some time: those of a microbatch and of its gathered
+    parameters, when the first microbatch's last F ends. With offload the larger of both: the microbatch may be in host
+    memory then, but not when the block's own F ends."""
     both = np.asarray(layout.offload) == NO_OFFLOAD
     moment, gathered = costs.kept.moment, costs.gathered
     return np.asarray(np.where(both, moment + gathered, np.maximum(moment, gathered)))
 
 
 def shards_beside(costs: Costs, layout: Layout) -> Ints:
-    """Bytes that a rank's shard holds while its blocks keep a microbatch: with offload those may be away then."""
+    """[layout]: bytes that a rank's shard holds while its blocks keep a microbatch; 0 with offload, where these may be in
+    host memory then."""
     return np.asarray(np.where(np.asarray(layout.offload) == NO_OFFLOAD, costs.shard.held, 0))
 
 
 def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
-    """Bytes by role and layout that a rank needs beside its blocks and their transient, where the head's rank keeps so many
-    microbatches."""
+    """[role, layout]: bytes that a rank needs beside its blocks and their transient. microbatches: how many the head's rank
+    keeps."""
     again = (on.embedding & on.head) if costs.tied else 0 * on.head
     tables = (on.embedding + on.head - again) * costs.table_states
     return np.asarray(tables + microbatches * on.head * costs.kept.head_moment + on.ends * costs.waiting)
 
 
 def _ints(values: ArrayLike) -> Ints:
-    """Raises BadInput for what sums cannot count."""
+    """The values as whole numbers. Raises BadInput where one is so large that sums could overflow."""
     array = np.atleast_1d(np.asarray(values))
     if not (abs(array) < MOST).all():
         raise BadInput(f"cost model: {np.abs(array).max():.3g} µs or bytes of a layer: is a size of model or cluster right?")

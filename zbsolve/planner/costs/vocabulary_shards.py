@@ -1,8 +1,9 @@
-"""What a rank has of a vocabulary that is sharded over the pipeline's ranks (arXiv 2411.05288, algorithm 2, one barrier).
+"""Costs of one rank's shard of a vocabulary that is sharded over the pipeline's ranks (arXiv 2411.05288, algorithm 2, one
+barrier).
 
-S makes the shard's logits and, before it hears of other shards, its part of the input gradient: two products. T makes the
-gradient of its weights: the third. The elementwise work of the loss is S's. Together they are the output layer's passes over
-the ranks, in whole words (`layer_formulas.head_times`).
+Pass S computes the shard's logits and, before it hears from other shards, its part of the input gradient: two matrix
+products. Pass T computes the gradient of its weights, the third product. S also has the elementwise work of the loss.
+Together they are the output layer's passes, divided over ranks in whole words (`layer_formulas.head_times`).
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from ..layout import Layout, Many
 from ..shape import Shape
 from . import layer_formulas as formulas
 
-LOSS_BYTES = 4  # of each logit while S runs: 32 bits
-STATISTIC_BYTES = 8  # that a shard tells the others of each token: two numbers of 32 bits
+LOSS_BYTES = 4  # for each logit while S runs: 32 bits
+STATISTIC_BYTES = 8  # that a shard sends to the others for each token: two numbers of 32 bits
 
 
 class Shards(NamedTuple):
-    """Of each rank, whole µs and bytes. S, T: of its passes for one microbatch, all slices. gap: µs of a slice from the last
-    block's forward to its backward at least: the broadcast of hidden states, S and the barrier. lookup: µs of a slice's
-    collectives of the embedding, there and back. states: bytes of the shard's parameters with gradients and optimizer
-    states, never more than a profile says; transient: that a pass of it takes while it runs; held: that it holds while the
-    first microbatch's last S runs; pending: that S leaves for T of a microbatch, rounded down."""
+    """The shard of each rank, in whole µs and bytes. S, T: of its passes for one microbatch, all slices. gap: the least µs
+    of a slice from the last block's forward to its backward: the broadcast of hidden states, S and the barrier. lookup: µs
+    of a slice's collectives of the embedding, forward and back. states: bytes of the shard's parameters with gradients and
+    optimizer states, rounded down; transient: bytes that a pass takes while it runs; held: bytes while the first
+    microbatch's last S runs; pending: bytes that S leaves for T of a microbatch, rounded down."""
 
     S: Many
     T: Many
@@ -41,8 +42,8 @@ class Shards(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """Unrounded µs and bytes of one shard for one microbatch: passes; collectives; what S keeps for T, hidden states or
-    their gradient, what S takes while it runs, and the parameters."""
+    """Unrounded µs and bytes of one shard for one microbatch. S, T: µs of passes; broadcast, statistics, lookup: µs of
+    collectives; bytes: kept, by S for T; hidden, of hidden states or their gradient; transient, while S runs; parameters."""
 
     S: Many
     T: Many
@@ -56,7 +57,7 @@ class _Shard(NamedTuple):
 
 
 def shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Shards:
-    """Of each layout of a table; zeros where the vocabulary is not sharded."""
+    """The shards of each layout of a table; zeros where the vocabulary is not sharded."""
     shard, on = _shard(shape, formulas.mean_slice(layout), cluster), layout.vocabulary
     S, T, broadcast, statistics = (np.rint(column) for column in (shard.S, shard.T, shard.broadcast, shard.statistics))
     gap = 2 * broadcast + S + statistics  # the barrier sums gradients, which takes as long as the broadcast
@@ -70,15 +71,15 @@ def shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Shards:
 
 
 def rest_bytes(shape: Shape, layout: Layout) -> formulas.Held:
-    """Of the last norm, which stays where the head was: its input until B."""
+    """Bytes of the last norm, which stays on the head's rank and keeps its input until B."""
     parts = np.where(layout.sequence, layout.tp, 1)
     inputs = formulas.HALF * layout.size * shape.sequence * shape.hidden / parts
     return formulas.Held(inputs, 0.0 * inputs, 0.0 * inputs, 0.0 * inputs)
 
 
 def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tuple[Layer, Layer]) -> VocabularyCosts:
-    """The same as a profile has it, for one layout; rests: what is left of embedding and head. Times are so that a slice's
-    part of them is what it takes."""
+    """The costs of a sharded vocabulary as a profile has them, for one layout. rests: what remains of embedding and head.
+    Times are chosen so that the share of a slice is its exact time."""
     shard, part = (_shard(shape, cut, cluster) for cut in (layout, formulas.mean_slice(layout)))
     slices = int(layout.slices)
     held, transient = ceil(shard.kept), ceil(shard.transient)
@@ -104,7 +105,7 @@ def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tupl
 
 
 def shard_bytes(shape: Shape, layout: Layout) -> Many:
-    """Of the parameters of a shard: its rows of the output layer and of the embedding, once where they are tied."""
+    """Bytes of a shard's parameters: its rows of the output layer and of the embedding, which count once where tied."""
     words = np.ceil(shape.vocabulary / layout.pp)
     return (1 if shape.tied else 2) * formulas.WEIGHT_BYTES * shape.hidden * words / layout.tp
 
@@ -129,7 +130,7 @@ def _shard(shape: Shape, layout: Layout, cluster: Cluster) -> _Shard:
 
 
 def _collective(size: Many, layout: Layout, cluster: Cluster) -> Many:
-    """µs of a ring over the pipeline's ranks that sends `size` bytes in all: ⌈log₂ p⌉ latencies, and all but one part."""
+    """µs of a ring over p pipeline ranks that sends `size` bytes: ⌈log₂ p⌉ latencies, and (p − 1) / p of the bytes."""
     latency = np.where(layout.devices > cluster.node, cluster.between.latency, cluster.inside.latency)
     sent = (layout.pp - 1) / layout.pp * size / formulas.message_rate(layout, cluster)
     return np.ceil(np.log2(layout.pp)) * latency + sent
