@@ -354,9 +354,10 @@ class Lanes:
         """What compiled code reads."""
         splits = self.splits
         turns = np.array([self.turn(rank) for rank in range(int(self.rank.max()) + 1)])
-        lanes = (np.array(column, np.int64) for column in (self.kind, self.stage, self.rank, self.less))
+        kind, stage, rank, less = (np.array(column, np.int64) for column in (self.kind, self.stage, self.rank, self.less))
         held, room = np.cumsum([0, *splits.held]), np.array(splits.room or [1 << 60] * len(turns))
-        return LaneNumbers(splits.totals, *lanes, self.waits.astype(np.int64), turns, held, room, splits.microbatches)
+        lanes = splits.totals, kind, stage, rank, less, self.waits.astype(np.int64)
+        return LaneNumbers(*lanes, turns, held, room, splits.microbatches)
 
     def descents(self, starts: Sequence[Sequence[int]], clock: Clock, seed: int) -> list[tuple[int, ...]]:
         """Splits in which no layer can move for a lower bound (see `_descend`), that whose cuts say least first, of equals
@@ -367,8 +368,8 @@ class Lanes:
         rounds = min(MAX_DESCENTS, int(0.75 * clock.left / (size * SECONDS_PER_DESCENT)))
         found = _descend(self.numbers, np.array(starts, np.int64), rounds, seed)
         clock.spend(rounds * size * SECONDS_PER_DESCENT)
-        ends = {tuple(row[1:]): row[0] for row in found.tolist()}
-        ends = sorted(ends, key=ends.__getitem__)[: int(clock.left / cuts)]
+        costs: dict[tuple[int, ...], int] = {tuple(row[1:]): row[0] for row in found.tolist()}
+        ends = sorted(costs, key=costs.__getitem__)[: int(clock.left / cuts)]
         clock.spend(len(ends) * cuts)
         return sorted(ends, key=lambda end: (max(value for value, _ in self.cuts(end)), np.square(self.lengths(end)).sum()))
 
