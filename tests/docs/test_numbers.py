@@ -220,7 +220,7 @@ def test_the_executor() -> None:
 
 def test_steps_without_a_barrier() -> None:
     results = kept("barrier")
-    for name, what in (("barrier", "with a barrier (makespan {:.1f})"), ("validated", "so (span {:.1f})")):
+    for name, what in (("barrier", "with a barrier (makespan {:.1f})"), ("validated", "without one (span {:.1f})")):
         row = results[name]
         took = f"{median(row['samples_us']) / 1e3:.1f} ms" + (" a step " if name == "barrier" else " ")
         assert took + what.format(row["predicted_us"] / 1e3) in sentences("docs/training-loop.md")

@@ -1,4 +1,4 @@
-"""Benchmarks of the search: suites of problems, reports that keep every sample, one report against another."""
+"""Benchmarks of the search: suites of problems, reports with all samples, and comparisons of two reports."""
 
 from typing import TYPE_CHECKING
 

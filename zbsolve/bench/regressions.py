@@ -1,4 +1,4 @@
-"""Two bench reports side by side: what became worse, beyond the noise that the samples show; a Markdown table."""
+"""Compares two bench reports: what became worse by more than the noise of the samples; and as a Markdown table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from ..util.errors import BadInput
 from ..util.text import format_gap, format_time
 from .runs import Report, Result
 
-MIN_REPEATS = 3  # fewer samples show no noise, so no time is judged
-NOTICEABLE_SECONDS = 0.05  # differences below are nothing to anyone
-LEAST_NOISE = 0.10  # relative; even a quiet machine is no steadier from day to day
+MIN_REPEATS = 3  # with fewer samples the noise is not known, and times are not compared
+NOTICEABLE_SECONDS = 0.05  # smaller differences do not matter
+LEAST_NOISE = 0.10  # relative; times on an idle machine vary as much from day to day
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One problem in both reports; `worse` and `better` name what changed: value, bound, time, missing."""
+    """One problem in both reports. now: None if it is missing. worse, better: names of what changed: value, bound, time,
+    missing."""
 
     name: str
     base: Result
@@ -28,8 +29,8 @@ class Row:
 
 @dataclass(frozen=True)
 class ReportComparison:
-    """All rows; `noise`: the relative spread of times measured here, None where time is not compared (`why` says so);
-    `new`: problems that only the newer report has; `pace`: the median ratio of times, adjusted for the machine's."""
+    """A comparison of two reports. new: problems that only the newer one has. noise: the relative spread of times; None:
+    times are not compared, and `why` says why. pace: the median ratio of times, adjusted for the machine's speed."""
 
     rows: tuple[Row, ...]
     new: tuple[str, ...]
@@ -51,11 +52,10 @@ class ReportComparison:
 def compare_reports(base: Report, now: Report) -> ReportComparison:
     """What became worse or better from `base` to `now`.
 
-    Worse is a value above the worst of the base's repeats, a bound below its lowest, a problem that is missing; and a
-    time that even in the fastest repeat is longer than the base's slowest, by more than the noise. Times are divided
-    by the yardstick measured beside each, and compared on the same kind of machine only. A suite is what is in it, whatever
-    its name. Raises BadInput for reports of different seeds or limits, of problems that differ under one name, or with none
-    in common.
+    Worse is a value above the worst of the base's repeats, a bound below its lowest, a missing problem, and a time whose
+    fastest repeat is longer than the base's slowest by more than the noise. Times are divided by the yardstick measured with
+    each, and are compared only between machines of the same kind. Names of suites are not compared. Raises BadInput for
+    reports with different seeds or limits, with different problems of the same name, or without a common problem.
     """
     for what in ("seed", "effort", "seconds"):
         a, b = getattr(base, what), getattr(now, what)
@@ -87,12 +87,12 @@ def _no_times(base: Report, now: Report) -> str:
 
 
 def _paced(result: Result) -> list[float]:
-    """Times in multiples of the yardstick beside them."""
+    """Times in multiples of the yardstick measured with each."""
     return [seconds / max(yardstick, 1e-9) for seconds, yardstick in zip(result.seconds, result.yardstick, strict=False)]
 
 
 def _pace(pairs: list[tuple[Result, Result]]) -> float:
-    """The middle ratio of the fastest times, over the problems that take long enough to tell."""
+    """The median ratio of the fastest times, over problems that take long enough to compare."""
     ratios = [min(_paced(b)) / min(_paced(a)) for a, b in pairs if min(*a.seconds, *b.seconds) >= NOTICEABLE_SECONDS]
     return median(ratios) if ratios else 1.0
 
@@ -128,7 +128,7 @@ def _slower(base: Result, now: Result, noise: float | None) -> bool:
 def regressions_as_markdown(
     comparison: ReportComparison, machine: Mapping[str, object], title: str = "zbsolve bench"
 ) -> str:
-    """A table for a pull request: a verdict, what changed, and all the rest folded away."""
+    """A table for a pull request: a verdict, what changed, and the rest in a folded section."""
     changed = [row for row in comparison.rows if row.worse or row.better]
     lines = [f"### {title}: {'worse' if comparison.failed else 'fine'}", "", _summary(comparison, machine), ""]
     if changed:

@@ -1,4 +1,4 @@
-"""A suite solved: every problem several times, each solve verified and timed from outside; and the report of it."""
+"""Solves a suite, every problem several times; each schedule is verified and timed. And the report with the results."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Progress = Callable[[str, State], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a suite is solved: each problem `repeats` times with method and seed as in `solve`, for `seconds` each, or, where
-    it is given, with `effort` in their place."""
+    """How a suite is solved: each problem `repeats` times, with method and seed as in `solve`, for `seconds` each or, if
+    given, with `effort` instead."""
 
     seconds: float = 10.0
     effort: float | None = None
@@ -47,11 +47,11 @@ def run_suite(
     problems: Mapping[str, Problem] | None = None,
     workers: Workers | None = None,
 ) -> Report:
-    """Solve suite `name`, round after round, so that a slow minute of the machine does not fall on one problem.
+    """Solve suite `name`. Each round solves every problem once, so that a slow minute does not affect only one problem.
 
-    progress: called with a line that says where it is, and the search's state. done: called with each solve's result.
-    problems: those of a suite of one's own, by name. workers: who solves (`zbsolve.solvers_on`), each beside the others,
-    which times feel; None: this process. Raises BadInput.
+    progress: called with the current problem's label and the search's state. done: called with each solve's result.
+    problems: of your own suite, by name. workers: from `zbsolve.solvers_on`; parallel solves slow each other; None: this
+    process. Raises BadInput.
     """
     if settings.repeats < 1:
         raise BadInput(f"repeats: at least 1 is needed, got {settings.repeats}")
@@ -98,7 +98,7 @@ def _result(answer: Answer) -> Result:
 
 
 def _common(facts: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What is alike on all machines that solved; "several" where it is not."""
+    """The facts of the machines that solved; "several" for facts that differ."""
     first = facts[0] if facts else machine_facts()
     return {what: value if all(fact.get(what) == value for fact in facts) else "several" for what, value in first.items()}
 
@@ -116,8 +116,8 @@ Counted = Annotated[tuple[COUNT, ...], msgspec.Meta(min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One problem, solved once a repeat: `values` and `bounds` in µs, `seconds` of wall time, and `yardstick`, the
-    seconds that a fixed piece of work took just before (how fast the machine was then). `digest` is the problem's."""
+    """One problem's solves, an entry for each repeat. values, bounds: µs. seconds: wall time. yardstick: seconds of a fixed
+    piece of work just before, which tell the machine's speed at that time. digest: of the problem."""
 
     name: str
     digest: str
@@ -130,12 +130,12 @@ class Result:
 
     @property
     def value(self) -> int:
-        """The middle value of the repeats, µs (the better of two middle ones)."""
+        """The median value of the repeats, µs (the better of two middle ones)."""
         return sorted(self.values)[(len(self.values) - 1) // 2]
 
     @property
     def bound(self) -> int:
-        """The middle bound of the repeats, µs (the higher of two middle ones)."""
+        """The median bound of the repeats, µs (the higher of two middle ones)."""
         return sorted(self.bounds)[len(self.bounds) // 2]
 
     @property
@@ -150,8 +150,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """A suite's results. `effort` (the same work on any machine) or `seconds` a problem; `machine`: what time depends
-    on; `versions`: of zbsolve and what it solves with."""
+    """A suite's results. effort, seconds: the limit of each solve, one of the two. machine: facts that times depend on.
+    versions: of zbsolve and its solvers."""
 
     suite: str
     seconds: float | None
@@ -167,7 +167,7 @@ class Report:
         return {**body, "results": [result.to_json() for result in self.results]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a bench file, whole or not at all; `-` is standard output."""
+        """Write a bench file; after an error no partial file is left. `-` is standard output."""
         write_document(path, "bench", self.to_json())
 
     @classmethod

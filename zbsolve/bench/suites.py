@@ -31,7 +31,7 @@ TABLE9 = {
 # The same paper's Table 8: µs of one of two chunks a rank, V shape.
 TABLE8 = {"6.2B": (16, 48, 14407, 14380, 9676, 1610, 4096, 32), "14.6B": (24, 72, 6763, 6969, 5251, 755, 5120, 40)}
 
-KINDS = ("profile", "problem", "schedule")  # documents that a problem can be made of
+KINDS = ("profile", "problem", "schedule")  # documents from which a problem can be made
 ENDINGS = ("*.json", "*.json.gz")
 
 
@@ -54,8 +54,8 @@ def _step(
     room: float | Sequence[float] | None = None,
     **options: Any,
 ) -> Problem:
-    """A step whose stages hold 57 bytes until B and 43 until W in all, a rank (the shares of the papers' models about);
-    `room` counts whole microbatches of one rank. `times`: F, B, W; W left out: one fused backward."""
+    """A step in which the stages of a rank hold 57 bytes until B and 43 until W of a microbatch (about the shares of the
+    papers' models). room: memory of a rank, in microbatches. times: F, B, W; or F and a fused backward."""
     spot = parse(placement, ranks)
     chunks = len(spot) // ranks
     names = ("F", "B", "W") if len(times) == 3 else ("F", "BW")
@@ -70,8 +70,8 @@ def _step(
 def _published(
     row: tuple[int, ...], placement: str, share: float, objective: str, chunks: int = 1, m: int | None = None
 ) -> Problem:
-    """A published profile with room for `share` · p microbatches; memory in bytes a token (appendix G of the paper).
-    `chunks` > 1 cuts a stage's times into as many."""
+    """A published profile with memory for `share` · p microbatches; memory is in bytes of a token (appendix G of the paper).
+    chunks > 1: each stage's times are divided among so many chunks."""
     ranks, microbatches, f, b, w, comm, hidden, heads = row
     stages = len(parse(placement, ranks)) // ranks
     all_of_it, weights = 34 * hidden + 5 * heads * 1024, 32 * hidden
@@ -95,7 +95,7 @@ def _jitter(seed: int, base: float, stages: int, share: float = 0.2) -> list[int
 
 
 def _uneven(seed: int, times: tuple[int, int, int], stages: int) -> tuple[list[int], ...]:
-    """Every stage with its own F, B and W."""
+    """F, B and W, with different times for each stage."""
     return tuple(_jitter(seed + i, time, stages) for i, time in enumerate(times))
 
 
@@ -145,7 +145,7 @@ def _full() -> dict[str, Problem]:
 
 
 def _odd(objective: str) -> dict[str, Problem]:
-    """What heuristics made for even stages stumble over."""
+    """Problems that are difficult for heuristics made for equal stages."""
     times, chunk, common = (22000, 22400, 16200), (11000, 11200, 8100), {"comm": 400, "objective": objective}
     problems = {
         "uneven single p8 m24 1p": _step("single", 8, 24, _uneven(11, times, 8), 8, **common),
@@ -169,8 +169,9 @@ def _odd(objective: str) -> dict[str, Problem]:
 
 
 def problems_of(what: Mapping[str, Mapping[str, Any]]) -> dict[str, Problem]:
-    """Name → problem, of suites by name, files, and folders with files: problems, schedules (their problem), and profiles,
-    with a `Step` of the fields that `what` gives. What else lies in a folder is left out. Raises BadInput, Infeasible."""
+    """Name → problem, of suites by name, of files, and of all files in folders: problems, schedules (their problem), and
+    profiles. what: name or path → fields of the `Step` for profiles. Other files in folders are skipped. Raises BadInput,
+    Infeasible."""
     problems: dict[str, Problem] = {}
     for source, step in what.items():
         if source in SUITES and not Path(source).exists():
@@ -197,7 +198,7 @@ def _files(what: str) -> list[Path]:
 
 
 def _problem(path: Path, step: Mapping[str, Any]) -> tuple[str, Problem]:
-    """A name that says what it is, and the problem. Raises BadInput, Infeasible."""
+    """(descriptive name, problem) of a file. Raises BadInput, Infeasible."""
     name, kind = path.name.split(".json")[0], document_kind(path)
     if kind not in KINDS:
         raise BadInput(f"{path}: holds {f'a {kind}' if kind else 'no zbsolve document'}, not a {' or a '.join(KINDS)}")

@@ -229,7 +229,7 @@ def cluster_of(said: Cluster | str | os.PathLike[str]) -> Cluster:
 
 
 def cluster_by_name(name: str) -> Cluster:
-    """The preset of this name. Raises BadInput with similar names."""
+    """The preset called `name`. Raises BadInput with similar names."""
     if name in CLUSTERS:
         return CLUSTERS[name]
     raise BadInput(f"cluster '{name}': unknown{did_you_mean(name, CLUSTERS)} (clusters: {', '.join(CLUSTERS)}, or a file)")

@@ -1,4 +1,4 @@
-"""The schedules of the literature: one table of them; their orders lie by family."""
+"""The named schedules of the literature: `table` lists them, and a file for each family has their orders."""
 
 from typing import TYPE_CHECKING
 

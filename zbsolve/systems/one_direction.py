@@ -1,5 +1,5 @@
-"""Named schedules of one direction: GPipe, 1F1B, interleaved, the zero-bubble ones, grouped interleaving, and
-PipeDream's, which never flush."""
+"""Named schedules in which all microbatches go in one direction: GPipe, 1F1B, interleaved 1F1B, zero-bubble schedules,
+grouped interleaving, and PipeDream's asynchronous ones."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def one_f_one_b(step: PlainStep) -> Rows:
 
 @rows_of("1f1b-split")
 def one_f_one_b_split(step: PlainStep) -> Rows:
-    """1F1B with a split backward: each W directly behind its B, so that the rank before waits for B alone. It is ZB-H1
-    (arXiv 2401.10241, section 2.3) without weight gradients left for later."""
+    """1F1B with a split backward: each W directly follows its B, so the previous rank only waits for B. It is ZB-H1 (arXiv
+    2401.10241, section 2.3) without deferred weight gradients."""
     if not step.split:
         raise BadInput("1f1b-split: needs B and W apart; with one backward BW the same order is 1f1b")
     return single(step, lambda rank: step.ranks - rank)
@@ -55,10 +55,10 @@ def zb_h2(step: PlainStep) -> Rows:
 
 @rows_of("interleaved")
 def interleaved(step: PlainStep) -> Rows:
-    """Interleaved 1F1B (arXiv 2104.04473, section 2.2): chunks in turn, groups of p microbatches.
+    """Interleaved 1F1B (arXiv 2104.04473, section 2.2): groups of p microbatches go through one chunk after the other.
 
     Rank r starts with 2(p − r − 1) + (v − 1)p + 1 chunk forwards. The paper needs m divisible by p. Here the first group
-    takes the remainder too, g microbatches with g in place of p in the warm-up: a short last group would deadlock.
+    also has the remainder: it has g microbatches, and g replaces p in the warm-up. A short last group would deadlock.
     """
     ranks, m = step.ranks, step.microbatches
     first = m if m < ranks else ranks + m % ranks
@@ -68,14 +68,14 @@ def interleaved(step: PlainStep) -> Rows:
 
 @rows_of("breadth-first")
 def breadth_first(step: PlainStep) -> Rows:
-    """Breadth-first (arXiv 2211.05953, section 4): all forwards of a chunk before the next one's, then all backwards."""
+    """Breadth-first (arXiv 2211.05953, section 4): all forwards of one chunk, then of the next one; then all backwards."""
     return grouped(step, [step.microbatches], lambda rank, chunks: chunks * step.microbatches)
 
 
 def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
-    """Interleaved 1F1B as Megatron runs it (`get_schedule_table`): groups of `size` microbatches, the last one smaller where
-    they do not divide, and 2(p − r − 1) + (v − 1)·size + 1 chunk forwards of rank r first. Raises BadInput for groups that
-    Megatron does not take."""
+    """Interleaved 1F1B as Megatron runs it (`get_schedule_table`): groups of `size` microbatches, the last one may be
+    smaller; rank r starts with 2(p − r − 1) + (v − 1)·size + 1 chunk forwards. Raises BadInput for groups that Megatron does
+    not take."""
     count, left = divmod(problem.microbatches, size)
     if not takes_groups(problem, size):
         raise BadInput(
@@ -89,15 +89,15 @@ def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
 
 
 def takes_groups(problem: Problem, size: int) -> bool:
-    """Whether Megatron takes groups of `size` microbatches: each has one a rank, also what is left for the last."""
+    """Whether Megatron takes groups of `size` microbatches: each group, also the last, has at least one for each rank."""
     left = problem.microbatches % size if size else 0
     return problem.ranks <= size <= problem.microbatches and not 0 < left < problem.ranks
 
 
 @rows_of("gis")
 def gis(step: PlainStep) -> Rows:
-    """Grouped interleaving (GIS, arXiv 2503.01328): the chunks in turn over groups of p microbatches, half the slope of
-    interleaved 1F1B's warm-up: (v − 1)p + p − r chunk forwards before rank r's first backward, pv chunks held."""
+    """Grouped interleaving (GIS, arXiv 2503.01328): groups of p microbatches go through one chunk after the other. Between
+    ranks the warm-up changes by half as much as in interleaved 1F1B: (v − 1)p + p − r chunk forwards; pv chunks are held."""
     return _gis(step, step.ranks)
 
 
@@ -127,9 +127,9 @@ def zb_2p(problem: Problem) -> Schedule:
 
 
 def _automatic(problem: Problem, name: str, times: int) -> Schedule:
-    """The automatic zero-bubble schedule (arXiv 2401.10241, section 3.1) within `times` p microbatches a rank: as many
-    forwards first as fit, then one forward one backward, W where a gap or the memory asks for it; the best of a grid of
-    its choices. Raises BadInput where nothing says what a microbatch holds."""
+    """The automatic zero-bubble schedule (arXiv 2401.10241, section 3.1) with memory for `times` · p microbatches a rank: as
+    many forwards first as fit, then one forward one backward, and W in gaps or if memory is full. It is the best over a grid
+    of parameters. Raises BadInput if the problem does not say how much memory a microbatch holds."""
     stages, split = plain_stages(problem, name)
     if describe(stages) != "single":
         raise WrongPlacement(f"{name}: is defined for placement single only")
@@ -147,8 +147,8 @@ def _automatic(problem: Problem, name: str, times: int) -> Schedule:
 def single(
     step: PlainStep, warm: Callable[[int], int], pending: Callable[[int], int] = lambda rank: 0, back: Ints | None = None
 ) -> Rows:
-    """Placement single: `warm` forwards, of rank, before the first backward, then one backward one forward; `pending` weight
-    gradients, of rank, are left for later. back: the order of backwards, else that of forwards."""
+    """An order on placement single: forwards first, then one backward one forward. warm: rank → forwards before its first
+    backward. pending: rank → number of deferred weight gradients. back: the order of backwards; None: as forwards."""
     m = step.microbatches
     if describe(step.stages) != "single":
         raise WrongPlacement(f"{step.name}: is defined for placement single only")
@@ -160,7 +160,7 @@ def single(
 
 
 def _gis(step: PlainStep, size: int, pending: Callable[[int], int] = lambda rank: 0) -> Rows:
-    """Groups of `size` microbatches, what is left over shared among the first ones."""
+    """GIS with groups of `size` microbatches; remaining ones are distributed over the first groups."""
     ranks, m = step.ranks, step.microbatches
     count = max(1, m // size)
     groups = [m // count + (k < m % count) for k in range(count)]
@@ -174,9 +174,9 @@ def grouped(
     pending: Callable[[int], int] = lambda rank: 0,
     back: Ints | None = None,
 ) -> Rows:
-    """Loop placement, the rows of each stream: each group of microbatches goes through all chunks of a rank before the next
-    one, backwards, in the order `back` (else that of forwards), through them the other way round; `warm` chunk forwards, of
-    rank and chunks, come before the first backward, and `pending` weight gradients, of rank, are left for later."""
+    """An order on placement loop: a group of microbatches goes through all chunks of a rank before the next group; backwards
+    go through the chunks in reverse. sizes: of groups. warm: (rank, chunks) → chunk forwards before the first backward.
+    pending: rank → number of deferred weight gradients. back: the order of backwards; None: as forwards."""
     ranks = step.ranks
     chunks = len(step.stages) // ranks
     if chunks == 1 or describe(step.stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
@@ -195,8 +195,8 @@ def grouped(
 
 
 def alternate(step: PlainStep, forward: Ints, backward: Ints, warm: int, pending: int) -> Ints:
-    """The rows of `warm` forwards, then one backward one forward; W follows its B, `pending` of them later. forward,
-    backward: stages and microbatches in order, shape (2, passes)."""
+    """A rank's rows: `warm` forwards, then one backward one forward. Each W follows its B, or the B `pending` later.
+    forward, backward: stages and microbatches in order, shape (2, passes)."""
     count = forward.shape[1]
     turns = {"F": 3 * (np.arange(count) - warm) + 2, "B" if step.split else "BW": 3 * np.arange(count)}
     turns["F"][:warm] = -1
@@ -213,8 +213,8 @@ def pipedream(problem: Problem) -> Schedule:
 
 
 def in_flight(problem: Problem, most: int) -> Schedule:
-    """1F1B with at most `most` microbatches in flight on a rank, p − r as ever on rank r; where the problem has updates,
-    they come as PipeDream's do. Raises BadInput."""
+    """1F1B with at most `most` microbatches in flight on a rank (and p − r on rank r). If the problem has updates, they are
+    as in PipeDream. Raises BadInput."""
 
     def flushed(plain: Problem) -> Schedule:
         step = step_in_rows(plain, "1f1b")
@@ -225,9 +225,9 @@ def in_flight(problem: Problem, most: int) -> Schedule:
 
 
 def in_rounds(problem: Problem, flushed: Callable[[Problem], Schedule]) -> Schedule:
-    """PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503): one order, 1F1B over all microbatches and each
-    update as soon as its gradients are there. Which of the two it is lies in the problem (see `build.with_updates`).
-    flushed: 1F1B on the problem without updates."""
+    """PipeDream (arXiv 1806.03377) and PipeDream-2BW (arXiv 2006.09503). Both have the same order: 1F1B over all
+    microbatches, and each update as soon as its gradients are complete. They differ in the problem (see
+    `build.with_updates`). flushed: makes 1F1B on the problem without updates."""
     plain, waits = _without_updates(problem)
     stages, _ = plain_stages(plain, "pipedream")
     if stages != tuple(range(problem.ranks)):

@@ -1,9 +1,9 @@
-"""ZB-H1 with a gap: fewer microbatches in flight before the last forwards, where 1F1B's memory is all there is.
+"""ZB-H1 with a gap: fewer microbatches in flight before the last forwards, for steps with only 1F1B's memory.
 
-ZB-H1 (arXiv 2401.10241) keeps p − r microbatches in flight on rank r to the end. Then rank 0 has too little work behind its
-last forward where weight gradients that wait hold little. Here waves of forwards and backwards come to cross without waiting
-near the end, and rank 0 leaves k forwards out there. So it has k microbatches fewer in flight before its last forward, and
-in their room weight gradients wait for the drain. See docs/notes/tight-memory.md.
+ZB-H1 (arXiv 2401.10241) has p − r microbatches in flight on rank r until the end. If deferred weight gradients hold little
+memory, rank 0 then has too little work after its last forward. In this schedule waves of forwards and backwards cross
+without waiting near the end, and rank 0 leaves out k forwards there. It thus has k microbatches fewer in flight before its
+last forward, and uses their memory to defer weight gradients to the cool-down. See docs/notes/tight-memory.md.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ..util.kernels import inner_kernel, kernel
 from .one_direction import zb_h1
 from .plain_step import B, F, StepTimes, W, check_plain, order_of, schedule_of, times_of
 
-TARGETS = 9  # values that weight gradients are placed for
-ENOUGH = 3  # times the ranks: microbatches that show which gap is best
-NEVER = 1 << 60  # µs: the value where no schedule is made
+TARGETS = 9  # makespans for which the placement of weight gradients is tried
+ENOUGH = 3  # times the ranks: so many microbatches are enough to choose the gap
+NEVER = 1 << 60  # µs: the value if there is no schedule
 
 
 @order_of("zb-gap")
 def zb_gap(problem: Problem) -> Schedule:
-    """ZB-H1 with a gap, by the times of the step and within its memory, 1F1B's where it has no limit: the shortest of a few,
-    ZB-H1 among them where it fits. Raises BadInput where it is no step of F, B and W with one stage a rank, and NotFound
-    where the memory is too small."""
+    """ZB-H1 with a gap, for the step's times and memory (1F1B's memory, if the step has no limit): the shortest of several
+    gaps, and of ZB-H1 if that fits. Raises BadInput unless the step has F, B and W and one stage a rank, and NotFound if the
+    memory is too small."""
     check_plain(problem, "zb-gap", "single")
     step, rows = times_of(problem, "zb-gap")
     p = problem.ranks
-    if problem.capacity is None:  # as many forwards as 1F1B has begun on rank 0, and what else one microbatch takes
+    if problem.capacity is None:  # the peak of 1F1B on rank 0: p − 1 forwards and one whole microbatch
         step = step._replace(room=(p - 1) * step.taken[F] + step.taken.sum(axis=0))
     turns = p * _shortest(step, problem.microbatches) + np.arange(p)[:, None]
     schedule, plain = schedule_of(problem, turns, rows), zb_h1(problem)
@@ -40,8 +40,8 @@ def zb_gap(problem: Problem) -> Schedule:
 
 
 def _shortest(step: StepTimes, m: int) -> Ints:
-    """The passes of each rank in order, as kinds, shape (ranks, 3 m), of the shortest schedule: without a gap, and with
-    wider ones as long as that gains. A step of many microbatches has the gap that suits one of fewer."""
+    """The passes of each rank in order, as kinds, shape (ranks, 3 m), of the shortest schedule. Gaps are widened from 0 as
+    long as the schedule gets shorter. For many microbatches the gap is chosen with fewer."""
     few = min(m, ENOUGH * step.duration.shape[1])
     chosen, least = (0, 0), _best_of(step, _counts(step, few, 0, 0))[0]
     for k in range(1, step.duration.shape[1]):
@@ -58,7 +58,7 @@ def _shortest(step: StepTimes, m: int) -> Ints:
 
 
 def _best_of(step: StepTimes, counts: Ints) -> tuple[int, Ints]:
-    """The value, µs, `NEVER` where the memory is too small, and the turns of the shortest schedule with these counts."""
+    """(value in µs, or `NEVER` if the memory is too small; turns) of the shortest schedule with these counts."""
     late = _latest(step, counts)
     value, best = _placed(step, counts, late, 0)
     least = -int(late.min())
@@ -70,12 +70,12 @@ def _best_of(step: StepTimes, counts: Ints) -> tuple[int, Ints]:
 
 
 def _counts(step: StepTimes, m: int, k: int, before: int) -> Ints:
-    """How many forwards of a rank come before each of its backwards, shape (ranks, m), with a gap of k.
+    """The number of forwards of a rank before each of its backwards, shape (ranks, m), with a gap of k.
 
-    Rank r has p − r more than backwards. From the backward of microbatch m − p − `before` on it is as if forwards moved down
-    and backwards up by one rank a turn, and rank 0 began one forward a turn but none in k turns behind that of `last`: so a
-    backward comes p − 1 − r turns behind its forward, and forwards behind the gap k turns later. In the first round a rank
-    has as many more as are there before its first backward and fit.
+    Usually rank r has run p − r forwards more than backwards. From the backward of microbatch m − p − `before` on, forwards
+    and backwards move by one rank a turn, and rank 0 starts a forward each turn, except in the k turns after that of `last`.
+    A backward is then p − 1 − r turns after its forward, and forwards after the gap are k turns later. In the warm-up a rank
+    runs additional forwards, as many as arrive before its first backward and fit.
     """
     p = step.duration.shape[1]
     j, last = np.arange(m), m - p + k - 1
@@ -87,12 +87,12 @@ def _counts(step: StepTimes, m: int, k: int, before: int) -> Ints:
 
 
 def _fits(step: StepTimes) -> Ints:
-    """How many microbatches fit each rank, one at least."""
+    """The number of microbatches that fit into each rank's memory, at least one."""
     return np.maximum(1, step.room // np.maximum(1, step.taken[F]))
 
 
 def _warm_up(step: StepTimes) -> Ints:
-    """Forwards of each rank that are there before its first backward and fit."""
+    """The number of forwards that each rank can run before its first backward, within its memory."""
     duration, lag = step.duration, step.lag
     begin = np.cumsum(duration[F]) - duration[F] + np.cumsum(lag[F])
     up = (duration[B][1:] + lag[B][:-1])[::-1]
@@ -103,11 +103,11 @@ def _warm_up(step: StepTimes) -> Ints:
 
 @kernel
 def _latest(step: StepTimes, counts: Ints) -> Ints:
-    """The latest starts of forwards and backwards where the whole step ends at 0, µs, shape (2, ranks, m): each rank runs
-    them in its order, with time for the weight gradients of all backwards to come."""
+    """The latest starts of forwards and backwards if the step ends at time 0, µs, shape (2, ranks, m). Each rank runs them
+    in its order and has time for the weight gradients of the backwards after them."""
     p, m = counts.shape
     late = np.zeros((2, p, m), np.int64)
-    forwards, backwards = np.full(p, m), np.full(p, m)  # those before these are not placed yet
+    forwards, backwards = np.full(p, m), np.full(p, m)  # passes before these numbers are not placed yet
     until, work = np.zeros(p, np.int64), np.zeros(p, np.int64)
     placed = -1
     while placed != (forwards + backwards).sum():
@@ -137,7 +137,7 @@ def _latest(step: StepTimes, counts: Ints) -> Ints:
 
 @inner_kernel
 def _arrival(step: StepTimes, end: Ints, r: int, kind: int, j: int) -> int:
-    """When what a rank's F or B of microbatch j waits for is there, µs; −1 where that is not placed yet."""
+    """When the input of a rank's F or B of microbatch j arrives, µs; −1 if the pass that makes it is not placed yet."""
     p = end.shape[1]
     if kind == F:
         if r == 0:
@@ -152,11 +152,11 @@ def _arrival(step: StepTimes, end: Ints, r: int, kind: int, j: int) -> int:
 
 @kernel
 def _placed(step: StepTimes, counts: Ints, late: Ints, target: int) -> tuple[int, Ints]:
-    """The value, µs, `NEVER` where the memory is too small, and each rank's passes in order, as kinds, shape (ranks, 3 m).
+    """(value in µs, or `NEVER` if the memory is too small; each rank's passes in order, as kinds, shape (ranks, 3 m)).
 
-    Forwards and backwards run in the order that `counts` says. A rank that must wait for the next one runs a weight gradient
-    where that ends in time for it, or at least in time for a step of `target` µs. One that has no room for a forward runs as
-    many as it takes.
+    Forwards and backwards run in the order of `counts`. A rank that waits for its next pass runs a weight gradient if that
+    ends before the input arrives, or in time for a step of `target` µs. A rank without memory for a forward runs as many
+    weight gradients as needed.
     """
     p, m = counts.shape
     end, now, held = np.full((2, p, m), -1), np.zeros(p, np.int64), np.zeros(p, np.int64)

@@ -1,8 +1,8 @@
-"""PipeOffload (arXiv 2503.01328): a uniform interleaved order, and copies to host memory and back beside its passes.
+"""PipeOffload (arXiv 2503.01328): a uniform interleaved order, with copies to host memory and back beside its passes.
 
-Microbatches follow each other at one distance in time, so that all of them live equally long, their first chunks longest.
-Copies of a rank take turns, out and back: out as early as possible behind F, back as late as possible before the backward.
-Ranks are paired, for two share a host bus: one copies out while the other copies back.
+Microbatches start at equal intervals, so the lifespan of a chunk is the same for all of them; it is longest for the first
+chunks. A rank alternates copies out and back: out as early as possible after F, back as late as possible before the
+backward. Two ranks share a host bus, so ranks are paired: one copies out while the other copies back.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..timeline import Timeline, simulate
 from ..util.errors import BadInput
 from .plain_step import WrongPlacement, order_of, plain_stages
 
-SLOTS = 3  # of one chunk of a microbatch: F, B and W
+SLOTS = 3  # of a chunk of one microbatch: F, B and W
 PAIR = 2  # ranks
 
 
 class Block(NamedTuple):
-    """One microbatch's slots, which repeat every `period` slots. forward, backward: of F and of B, one a stage; length: µs
-    of a slot."""
+    """The slots of one microbatch, repeated every `period` slots. forward, backward: the slot of F and of B for each stage.
+    length: of a slot, µs."""
 
     forward: Ints
     backward: Ints
@@ -39,13 +39,13 @@ class Block(NamedTuple):
 
     @property
     def gap(self) -> Ints:
-        """Slots between F and the backward, one a stage."""
+        """Slots between F and the backward, for each stage."""
         return self.backward - self.forward - 1
 
 
 class Turns(NamedTuple):
-    """When a rank may copy: out for `out` µs from `first` on every `cycle` µs, and back for `back` µs that begin `behind`
-    later."""
+    """When a rank may copy. A copy out takes `out` µs; copies out start at `first` and then every `cycle` µs. A copy back
+    takes `back` µs and starts `behind` µs after a start of a copy out."""
 
     first: int
     cycle: int
@@ -55,15 +55,15 @@ class Turns(NamedTuple):
 
     @property
     def least(self) -> int:
-        """µs that there have to be between F and the backward, however turns fall: three turns out and back where one stream
-        has both. The paper's code (`add_send_recv`) leaves out what has less."""
+        """The time between F and the backward, µs, that is always enough for both copies: three turns out and back, if one
+        stream has both. The paper's code (`add_send_recv`) does not offload chunks with less time."""
         return 2 * self.cycle + self.out + self.back
 
 
 @order_of("po-f")
 def po_full(problem: Problem) -> Schedule:
-    """PO-F (arXiv 2503.01328): all chunks are offloaded, but those that are needed again too soon. What a device holds does
-    not grow with the ranks or the chunks: about four chunks."""
+    """PO-F (arXiv 2503.01328): all chunks are offloaded, except those whose backward is too soon. A device holds about four
+    chunks, for any number of ranks and chunks."""
     if not _beyond_half(problem, _offloaded(problem, "po-f")).any():
         raise BadInput("po-f: the step offloads nothing but of the first half of the chunks, which is po-h")
     return _schedule(problem, "po-f")
@@ -71,16 +71,16 @@ def po_full(problem: Problem) -> Schedule:
 
 @order_of("po-h")
 def po_half(problem: Problem) -> Schedule:
-    """PO-H (arXiv 2503.01328): the half of the chunks that live longest is offloaded, the first ⌈v/2⌉ of each rank. A device
-    holds (v + 2)/(8v)·M and what is in transit."""
+    """PO-H (arXiv 2503.01328): the chunks with the longest lifespan are offloaded, the first ⌈v/2⌉ of each rank. A device
+    holds (v + 2)/(8v)·M, and what is being copied."""
     if _beyond_half(problem, _offloaded(problem, "po-h")).any():
         raise BadInput("po-h: the step offloads more than the first half of the chunks, which is po-f")
     return _schedule(problem, "po-h")
 
 
 def full_copies(step: Problem, O: Numbers, R: Numbers) -> Bools:  # noqa: E741 (as in `with_offload`)
-    """Which stages of a step without offload PO-F offloads, shape (stages,), where copies take O and R µs a stage: those
-    that have time for both between F and the backward."""
+    """Which stages PO-F offloads, shape (stages,): those with enough time between F and the backward for both copies.
+    step: without offload. O, R: µs of copies out and back, for each stage."""
     return _in_time(step, O, R, "po-f")
 
 
@@ -103,7 +103,7 @@ def _beyond_half(problem: Problem, stages: Ints) -> Bools:
 
 
 def _offloaded(problem: Problem, name: str) -> Ints:
-    """The stages that offload. Raises BadInput where there are none."""
+    """The stages that offload. Raises BadInput if there are none."""
     stages = np.unique(problem.passes.stage[problem.rows("O")])
     if not len(stages):
         raise BadInput(f"{name}: the step offloads nothing; it is defined where passes O and R copy activations")
@@ -111,7 +111,7 @@ def _offloaded(problem: Problem, name: str) -> Ints:
 
 
 def _schedule(problem: Problem, name: str) -> Schedule:
-    """The order, and syncs that hold each device to what it holds where passes run as planned: so copies back come late, and
+    """The order, with syncs that limit each device to its planned peak memory. Because of them copies back are late, and
     forwards wait for copies out."""
     plain, p = without_side_streams(problem), problem.passes
     cycles, start = _turns(problem, np.zeros(problem.ranks, np.int64)), np.zeros(len(p), np.int64)
@@ -126,9 +126,9 @@ def _schedule(problem: Problem, name: str) -> Schedule:
 
 
 def _block(plain: Problem, name: str) -> Block:
-    """The uniform block. A microbatch starts every 3v slots; of it, chunks follow each other at 3k slots, ranks at one slot
-    forwards and at two backwards, so that F, B and W fill all slots. k: the least from ⌈p/2⌉ on that leaves a chunk the time
-    to pass through all ranks (the paper's code: `get_optimal_building_block`). Raises BadInput."""
+    """The uniform block. A microbatch starts every 3v slots. Its chunks start 3k slots after each other; from rank to rank
+    it takes one slot forwards and two backwards, so that F, B and W fill all slots. k: the least number from ⌈p/2⌉ on with
+    which a chunk has time to go through all ranks (the paper's code: `get_optimal_building_block`). Raises BadInput."""
     stages, split = plain_stages(plain, name)
     ranks, chunks = plain.ranks, len(stages) // plain.ranks
     if chunks == 1 or describe(stages) != ("loop" if chunks == 2 else f"loop{chunks}"):
@@ -146,7 +146,7 @@ def _block(plain: Problem, name: str) -> Block:
 
 
 def _with_time_to_copy(block: Block, problem: Problem, turns: dict[int, Turns]) -> Block:
-    """The block with its backwards so much later that what is offloaded can come back: PO leaves out what cannot."""
+    """The block with backwards delayed until all offloaded chunks can be copied back in time."""
     stages = _offloaded(problem, "")
     least = np.array([turns[rank].least for rank in (stages % problem.ranks).tolist()])
     short = least / max(block.length, 1e-9) - block.gap[stages]
@@ -154,8 +154,8 @@ def _with_time_to_copy(block: Block, problem: Problem, turns: dict[int, Turns]) 
 
 
 def _starts(plain: Problem, block: Block) -> Ints:
-    """µs at which each pass of a step without side streams starts, shape (passes,): in the order of the slots, none before
-    the time that its slot says."""
+    """The start of each pass of a step without side streams, µs, shape (passes,): passes run in the order of their slots,
+    and none starts before the time of its slot."""
     p, source = plain.passes, int(plain.rows("F", stage=0)[0])
     slot = np.where(p.are("F"), block.forward[p.stage], block.backward[p.stage] + p.are("W")) + block.period * p.microbatch
     orders = [rows[np.argsort(slot[rows])] for rows in plain.members.values()]
@@ -179,8 +179,8 @@ def _behind_inputs(problem: Problem, start: Ints) -> Ints:
 
 
 def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
-    """Of each rank that copies; with a stream for each direction, at once out and back. begun: µs at which each rank may
-    begin; those that share a stream begin with their first one, and so do pairs."""
+    """rank → its turns, for ranks that copy. If each direction has its own stream, copies out and back run at the same time.
+    begun: when each rank may start, µs; ranks that share a stream, and pairs, use the time of their first rank."""
     p, turns = problem.passes, {}
     every, returns = problem.rows("O"), problem.rows("R")
     for stream in sorted({p.stream_sets[i] for i in np.unique(p.streams[every]).tolist()}):
@@ -199,8 +199,8 @@ def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
 
 
 def _put_copies(problem: Problem, start: Ints, rank: int, turns: Turns, name: str) -> None:
-    """Fill in when a rank's copies start: each has a turn of its own. Raises BadInput where one would come back before it
-    has gone out."""
+    """Set the starts of a rank's copies in `start`, a different turn for each. Raises BadInput if a copy back would start
+    before the copy out has ended."""
     p, e = problem.passes, problem.edges
     end = start + p.duration
     out, back = problem.rows("O", rank=rank), problem.rows("R", rank=rank)

@@ -1,4 +1,4 @@
-"""What most named schedules need: a plain step, F and B and W (or F and BW) of every stage, each stage on one rank."""
+"""Plain steps, for which most named schedules are defined: F, B, W (or F, BW) of every stage, each stage on one rank."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class WrongPlacement(BadInput):
 SPLIT, FUSED = {"F", "B", "W"}, {"F", "BW"}
 
 
-Rows = dict[str, Ints]  # stream → what `PlainStep.find` gave, in order
+Rows = dict[str, Ints]  # stream → results of `PlainStep.find`, in order
 
 
 class PlainStep(NamedTuple):
-    """What an order of a plain step is made from.
+    """A plain step, from which orders are made.
 
-    name: of the schedule, for errors. stages: stage → rank. split: whether B and W are apart. find: of a kind, stages and
-    microbatches, shape (n,) each, what stands for these passes in the order, shape (n,): rows of a problem's table.
+    name: of the schedule, for errors. stages: stage → rank. split: the step has B and W, not BW. find: (kind, stages,
+    microbatches), the latter of shape (n,) → the numbers of these passes in orders, shape (n,): rows of a problem's table.
     """
 
     name: str
@@ -43,8 +43,8 @@ class PlainStep(NamedTuple):
 
 
 def step_in_rows(problem: Problem, name: str) -> PlainStep:
-    """The step of a problem, whose orders are rows of its table. Raises BadInput, naming the schedule `name`, where it is
-    not plain."""
+    """The plain step of a problem; orders are rows of the problem's table. name: of the schedule, in errors. Raises BadInput
+    if the problem is not plain."""
     stages, split = plain_stages(problem, name)
 
     def find(kind: str, stage: Ints, microbatch: Ints) -> Ints:
@@ -56,8 +56,8 @@ def step_in_rows(problem: Problem, name: str) -> PlainStep:
 
 
 def step_in_lanes(problem: Problem, microbatches: int, name: str) -> PlainStep:
-    """The step of so many microbatches like the only one of `problem`, whose orders are rows of it: no table of the whole is
-    made. Raises BadInput as `step_in_rows` does."""
+    """The step of `microbatches` microbatches like the only one of `problem`. Orders are rows of `problem` too, so that no
+    table of the whole step is needed. Raises BadInput as `step_in_rows`."""
     lanes = step_in_rows(problem, name)
     return lanes._replace(
         microbatches=microbatches, find=lambda kind, stage, microbatch: lanes.find(kind, stage, 0 * microbatch)
@@ -69,8 +69,8 @@ Order = TypeVar("Order", bound=Callable[[Problem], Schedule])
 
 
 def order_of(*names: str) -> Callable[[Order], Order]:
-    """Makes a function the order of the systems with these names: it gives the schedule of a problem without side streams.
-    It raises BadInput where it is not defined for that, and does not look at memory (`verify` does)."""
+    """Decorator: makes a function the order of the systems with these names. The function returns the schedule of a problem
+    without side streams, and raises BadInput if it is not defined for it. It need not check memory (`verify` does)."""
 
     def kept(order: Order) -> Order:
         ORDERS.update(dict.fromkeys(names, order))
@@ -81,7 +81,7 @@ def order_of(*names: str) -> Callable[[Order], Order]:
 
 @dataclass(frozen=True)
 class RowsOrder:
-    """The order of the system called `name`. rows: of a plain step, the rows of each stream in their order."""
+    """The order of the system called `name`. rows: plain step → the rows of each stream, in order."""
 
     name: str
     rows: Callable[[PlainStep], Rows]
@@ -96,13 +96,13 @@ def rows_of(name: str) -> Callable[[Callable[[PlainStep], Rows]], RowsOrder]:
 
 
 def without_shards(problem: Problem) -> Problem:
-    """The step without the passes of a sharded vocabulary; the problem itself where it has none."""
+    """The step without the passes of a sharded vocabulary; the same problem if it has none."""
     shards = problem.passes.that(feature=VOCABULARY)
     return problem.only(np.flatnonzero(~shards)) if shards.any() else problem
 
 
 def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
-    """Stage → rank, and whether the backward is split. Raises BadInput, naming the schedule `name`, where the problem has
+    """(stage → rank, whether the backward is split). name: of the schedule, in errors. Raises BadInput if the problem has
     other passes or a stage on several ranks."""
     passes, kinds = problem.passes, set(problem.passes.kinds)
     homes = problem.stage_ranks
@@ -128,7 +128,7 @@ def check_plain(problem: Problem, name: str, shape: str, fused: bool = False) ->
 
 
 def check_shape(step: PlainStep, shape: str, fused: bool = False) -> None:
-    """Raise BadInput where the step is not on placement `shape`, or its backward is split where `fused`, or else whole."""
+    """Raise BadInput unless the step has placement `shape`, and a fused (`fused`) or a split backward."""
     one_rank = shape == "vee" and step.stages == (0, 0)
     if describe(step.stages) != shape and not one_rank:
         raise WrongPlacement(f"{step.name}: is defined for placement {shape} only")
@@ -141,8 +141,8 @@ F, B, W = range(3)
 
 
 class StepTimes(NamedTuple):
-    """What one microbatch takes: duration (µs), taken and freed (bytes), shape (3, stages) for F, B and W; lag, µs of the
-    message that F and B wait for, shape (2, stages); room, bytes a rank."""
+    """Costs of one microbatch. duration (µs), taken, freed (bytes): of F, B and W, shape (3, stages). lag: µs of the message
+    that F and B wait for, shape (2, stages). room: bytes of each rank."""
 
     duration: Ints
     taken: Ints
@@ -152,8 +152,8 @@ class StepTimes(NamedTuple):
 
 
 def schedule_of(problem: Problem, turns: Ints, rows: Ints) -> Schedule:
-    """The schedule of a plain step whose ranks run these passes in turn, as kind · stages + stage, shape (ranks, passes of a
-    rank). rows: as `times_of` gives them."""
+    """The schedule of a plain step. turns: each rank's passes in order, as kind · stages + stage, shape (ranks, passes of a
+    rank). rows: from `times_of`."""
     order = {}
     for rank, lanes in enumerate(turns):
         own = np.empty(len(lanes), np.int64)
@@ -164,8 +164,8 @@ def schedule_of(problem: Problem, turns: Ints, rows: Ints) -> Schedule:
 
 
 def times_of(problem: Problem, name: str) -> tuple[StepTimes, Ints]:
-    """The step that one microbatch takes, and the rows of each kind · stages + stage, shape (3 · stages, microbatches).
-    Raises BadInput, naming the schedule `name`, where microbatches are not alike."""
+    """(costs of one microbatch, rows of the passes of each kind · stages + stage, shape (3 · stages, microbatches)). name:
+    of the schedule, in errors. Raises BadInput if microbatches wait for different passes."""
     g = microbatch_graph(with_mean_microbatches(problem))
     if g is None:
         raise BadInput(f"{name}: microbatches differ in what they wait for")

@@ -1,4 +1,4 @@
-"""A problem to see a named schedule on, and a profile's step as a named schedule runs it."""
+"""Problems for named schedules: an example problem for each, and a profile's step with a named schedule's backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..step import Step
 from ..util.errors import BadInput, Infeasible
 from .table import SYSTEMS, System, preset, system
 
-# Options that only some systems take → the field that says which.
+# Option that only some systems take → the field of `System` that these have.
 OWN = {
     "O": "copies",
     "R": "copies",
@@ -40,15 +40,15 @@ def problem_for(
 ) -> Problem:
     """A problem on which a named system is defined: its placement, its kinds of passes, its updates.
 
-    name: as `zbsolve systems` lists it.
-    ranks, microbatches: how many.
-    F, B, W: µs a stage.
-    options: others go to `pipeline` (AF: the all-to-alls that DualPipe is about), but these depend on the system.
-        update, parameter_bytes: µs and bytes of a stage's update and weights, for asynchronous systems.
-        O, R: µs a stage of copies out and back, for those that offload: by default as long as F, with one byte held by F.
-        vocabulary: costs of shards, for those with a sharded vocabulary: by default one barrier, S and T half of the longest
-            F.
-        slices: how many, of which times are, for those with slices: by default one a rank.
+    name: as `zbsolve show systems` lists it.
+    ranks, microbatches: their numbers.
+    F, B, W: µs, one number or one for each stage.
+    options: arguments of `pipeline` (such as AF, the all-to-alls of DualPipe), and some for certain systems:
+        update, parameter_bytes: µs of a stage's update and bytes of its weights, for asynchronous systems.
+        O, R: µs of copies out and back, for systems that offload; by default the same as F, with one byte held by F.
+        vocabulary: costs of shards, for systems with a sharded vocabulary; by default one barrier, and S and T are half of
+            the longest F.
+        slices: their number, for systems with slices (F, B, W are then of a slice); by default one for each rank.
 
     Raises BadInput for an unknown system, and for options or numbers that it does not allow.
     """
@@ -97,12 +97,12 @@ USUAL = "1f1b"
 
 
 def step_for(name: str, profile: Profile, step: Step) -> Step:
-    """`step` with the backward of a named system, fused or split, whatever the step says: 1F1B is fused.
+    """`step` with the backward of a named system, fused or split: 1F1B's is fused.
 
     name: of the system.
-    profile: what the step is of.
-    step: stages, placement and all else stay (see `Step.with_backward`). Slices take as long as each other where the system
-        cuts so.
+    profile: the step's profile.
+    step: stages, placement and other fields stay (see `Step.with_backward`). Slices get equal times if the system needs
+    that.
 
     Raises BadInput, Infeasible.
     """
@@ -115,8 +115,8 @@ def step_for(name: str, profile: Profile, step: Step) -> Step:
 
 
 def check_backward(name: str, problem: Problem, path: str) -> None:
-    """Raise BadInput where a problem, that of the file at `path`, does not have the backward of the system called `name`:
-    its order on the other backward is another schedule. Only a profile knows the times of both."""
+    """Raise BadInput if a problem, from the file at `path`, does not have the backward (fused or split) of the system called
+    `name`. Only a profile has the times of both."""
     entry, kinds = system(name), problem.passes.kinds
     if entry.fused and "W" in kinds:
         needs = f"{name}: needs one backward BW, and {path} has B and W apart"
@@ -130,11 +130,11 @@ def check_backward(name: str, problem: Problem, path: str) -> None:
 
 
 def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Schedule | None:
-    """1F1B of the profile on the step's ranks, without a limit of memory: what people run today, to hold others against.
+    """1F1B of the profile on the step's ranks, without a memory limit, to compare other schedules with.
 
-    layers: of each stage, where those are to be kept, as they are where each rank has one stage. Else they are the step's
-    partition, or balanced where that is left to the search, or the vocabulary is sharded, as it is not here. None where no
-    layers make one stage a rank.
+    layers: of each stage of the solved schedule. They are kept if each rank has one stage and the vocabulary is not sharded.
+    Otherwise the partition is the step's, or balanced if that was left to the search. None if the layers cannot be split
+    into one stage a rank.
     """
     kept = step.partition
     if len(layers) == step.ranks and step.vocabulary not in (*BARRIERS, AUTO) and not isinstance(kept, Partition):

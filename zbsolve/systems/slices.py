@@ -1,7 +1,7 @@
 """Named schedules of sequence slices: SlimPipe (arXiv 2504.14519), Seq1F1B (arXiv 2406.03488), TeraPipe (arXiv 2102.07988).
 
-They are orders of one direction with a slice in place of a microbatch, but that the backwards of each microbatch's slices
-run the other way round.
+They are orders of `one_direction` with slices in place of microbatches, except that backwards run in reverse order of a
+microbatch's slices.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .plain_step import order_of, plain_stages, step_in_rows
 
 @order_of("slimpipe")
 def slimpipe(problem: Problem) -> Schedule:
-    """SlimPipe (arXiv 2504.14519, section 4.1): rank r starts with n + p − r − 1 slices' forwards, then one backward one
-    forward. It holds as many slices, n of a microbatch. Where ranks make attention for each other (its attention
-    context exchange, see `with_attention_exchange`), they do that behind the passes that the step names, in the order on
-    which it was decided: on placement single SlimPipe's, on others and beside other passes the like of it."""
+    """SlimPipe (arXiv 2504.14519, section 4.1): rank r starts with forwards of n + p − r − 1 slices, then one backward one
+    forward; it holds as many slices (n: slices of a microbatch). With its attention context exchange (see
+    `with_attention_exchange`), helper passes follow the passes that the problem names, in the order for which the exchange
+    was planned: SlimPipe's on placement single, and a similar one otherwise."""
     home = without_exchange(problem)
     return _slim(home, "slimpipe", 0) if home is problem else with_parts(problem, one_forward_one_backward(home))
 
 
 @order_of("seq1f1b")
 def seq1f1b(problem: Problem) -> Schedule:
-    """Seq1F1B (arXiv 2406.03488, section 3.2): SlimPipe's order, of slices that take as long as each other (section 3.3)."""
+    """Seq1F1B (arXiv 2406.03488, section 3.2): SlimPipe's order, for slices with equal times (section 3.3)."""
     return _slim(problem, "seq1f1b", 0)
 
 
@@ -47,11 +47,11 @@ def seq1f1b_zb(problem: Problem) -> Schedule:
 
 @order_of("seq1f1b-i")
 def seq1f1b_i(problem: Problem) -> Schedule:
-    """Seq1F1B-I (arXiv 2406.03488, section 3.2): interleaved 1F1B of slices. Groups of at least p slices take the chunks in
-    turn: whole microbatches, or a part of one where that makes no group smaller than another.
+    """Seq1F1B-I (arXiv 2406.03488, section 3.2): interleaved 1F1B of slices. Groups of at least p slices go through one
+    chunk after the other. A group is whole microbatches, or a part of one if all groups are then equal.
 
-    With g slices a group rank r starts with 2(p − r − 1) + (v − 1)g + n chunk forwards, as the paper has it where a
-    microbatch is no longer than a group; with more slices it needs the forwards of the whole first microbatch, nv of them.
+    With g slices in a group, rank r starts with 2(p − r − 1) + (v − 1)g + n chunk forwards, as in the paper, if a microbatch
+    fits into a group. Otherwise its first backward needs all nv chunk forwards of the first microbatch.
     """
     flat, n = one_microbatch_a_slice(problem, "seq1f1b-i"), problem.slices
     sizes = _groups(problem.ranks, problem.microbatches, n)
@@ -74,8 +74,8 @@ def terapipe(problem: Problem) -> Schedule:
 
 
 def one_microbatch_a_slice(problem: Problem, name: str) -> Problem:
-    """The step where each slice is a microbatch of its own: the same rows, without names of slices. Raises BadInput, naming
-    the schedule `name`, for a step without slices."""
+    """The step with each slice as a microbatch; rows of passes stay the same. name: of the schedule, in errors. Raises
+    BadInput for a step without slices."""
     p = problem.passes
     if problem.slices == 1:
         raise BadInput(f"{name}: the step has no slices, and the schedule is defined by them")
@@ -84,7 +84,7 @@ def one_microbatch_a_slice(problem: Problem, name: str) -> Problem:
 
 
 def _slim(problem: Problem, name: str, pending: int) -> Schedule:
-    """One backward one forward; rank r leaves `pending`·r weight gradients for later."""
+    """One backward one forward; rank r defers `pending` · r weight gradients."""
     flat, n = one_microbatch_a_slice(problem, name), problem.slices
     step = step_in_rows(flat, name)
     rows = single(step, lambda rank: n + step.ranks - rank - 1, lambda rank: pending * rank, _backwards(flat, n))
@@ -92,13 +92,13 @@ def _slim(problem: Problem, name: str, pending: int) -> Schedule:
 
 
 def _backwards(flat: Problem, slices: int) -> Ints:
-    """The order of backwards: those of each microbatch's slices the other way round."""
+    """The order of backwards: each microbatch's slices in reverse."""
     return np.arange(flat.microbatches).reshape(-1, slices)[:, ::-1].ravel()
 
 
 def _groups(ranks: int, microbatches: int, slices: int) -> list[int]:
-    """How many slices take the chunks in turn: p or more, in whole microbatches, of which the first group takes what is left
-    over; or a part of one microbatch, the smallest that divides it."""
+    """The number of slices in each group, at least p: whole microbatches, with the remainder in the first group; or, if a
+    microbatch has more than p slices, the smallest part of it that divides it."""
     if slices > ranks:
         size = next(count for count in range(ranks, slices + 1) if slices % count == 0)
         return [size] * (microbatches * slices // size)

@@ -1,7 +1,8 @@
-"""The systems of the literature: what each is called, where it is defined, its formulas, its order; also of very long steps.
+"""The systems (named schedules) of the literature: names, where they are defined, formulas, orders, also of long steps.
 
-p ranks, v chunks a rank, m microbatches; F, B, W pass times of a rank, B the input gradient alone; M what 1F1B's first rank
-holds: p microbatches of one rank's activations. Bubble: time beyond a rank's work; of the makespan where nothing is said.
+In formulas: p ranks, v chunks a rank, m microbatches; F, B, W: times of a rank's passes (B: input gradient only); M: what
+1F1B's first rank holds, p microbatches of a rank's activations. Bubble: time beyond a rank's work; of the makespan by
+default.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ONE_DIRECTION, SLICES, VOCABULARY, OFFLOAD, TWO_DIRECTIONS, ASYNCHRONOUS = GROUP
 )
 
 
-# Whose orders these are in `plain_step.ORDERS`.
+# Importing these modules fills `plain_step.ORDERS`.
 FAMILIES = one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee_times
 
 
@@ -44,20 +45,20 @@ FAMILIES = one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee
 class System:
     """One schedule of the literature: a row of `systems.csv`, and its functions.
 
-    name: as `--method` takes it.
+    name: for `--method`.
     title, paper, group: for tables and the gallery.
     placement: as `placement.parse_routes` reads it.
-    bubble, memory, weights: formulas, in words.
-    needs: what a problem must fulfil, in words.
-    split: what its order is called where the backward of a problem is split; "": the same.
+    bubble, memory, weights: formulas, as text.
+    needs: conditions on the problem, as text.
+    split: the name of the same order on problems with a split backward; "": the same name.
     fused: its backward is one pass BW.
-    searched: searches try its order anyway, as a policy of the list scheduler or as another system's.
-    even_work: its slices take as long as each other.
-    order: makes its schedule (see `order_of`).
-    rounds: of ranks and microbatches, how many of these an update takes in and how many updates late its weights are used.
-    copies: of a plain step and of µs of copies out and back, one number or one a stage each, which stages it offloads; its
-        order is then one of the whole problem, with the copies.
-    in_groups: of a number of microbatches, its order in groups of so many, which is called "name:number".
+    searched: searches try its order already, as a policy of the list scheduler or under another system's name.
+    even_work: its slices have equal times.
+    order: problem → schedule (see `order_of`).
+    rounds: (ranks, microbatches) → (microbatches of an update, delay of weights in updates); None: it has no updates.
+    copies: (plain step, µs of copies out, µs of copies back) → the stages that it offloads, times being one number or one
+        for each stage. Its order is then for the whole problem with copies. None: it does not offload.
+    in_groups: number of microbatches → its order in groups of so many, which is named "name:number"; None: no such orders.
     """
 
     name: str
@@ -90,13 +91,13 @@ class System:
 
     @property
     def words(self) -> dict[str, Any]:
-        """What can be said of it in a file: everything but functions."""
+        """All fields but functions, for files."""
         names = ("name", "title", "group", "paper", "placement", "fused", "bubble", "memory", "weights", "needs")
         return {name: getattr(self, name) for name in names}
 
 
 def _group(microbatches: int, ranks: int) -> int:
-    """Microbatches an update: as few as 2BW allows that make whole groups."""
+    """Microbatches of an update: the least number that 2BW allows (one for each rank) and that divides `microbatches`."""
     for every in range(ranks, microbatches + 1):
         if microbatches % every == 0:
             return every
@@ -113,7 +114,7 @@ FURTHER: dict[str, dict[str, Any]] = {
 
 
 def _rows() -> Iterator[System]:
-    """The table; what stands in its last column is true of the system."""
+    """The systems in `systems.csv`. The last column names fields that are True."""
     text = resources.files(__package__).joinpath("systems.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         if None in row or None in row.values() or row["name"] not in ORDERS:
@@ -128,7 +129,7 @@ PRESETS = {entry.name: entry.order for entry in SYSTEMS}
 
 
 def system(name: str) -> System:
-    """The system called `name`, or "name:number" where it has groups of so many microbatches. Raises BadInput."""
+    """The system called `name`, which may be "name:number" for groups of so many microbatches. Raises BadInput."""
     known, _, size = name.partition(":")
     for entry in SYSTEMS:
         if entry.name == name:
@@ -146,7 +147,7 @@ def is_named(name: str) -> bool:
 
 
 def name_on(name: str, problem: Problem) -> str:
-    """What the schedule called `name` is called on a problem: on a split backward 1F1B is 1f1b-split. Raises BadInput for an
+    """The name of the schedule `name` on this problem: with a split backward `1f1b` is `1f1b-split`. Raises BadInput for an
     unknown name."""
     if not is_named(name):
         raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
@@ -157,12 +158,12 @@ def name_on(name: str, problem: Problem) -> str:
 def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedule:
     """A named schedule of the literature on a problem.
 
-    name: as `zbsolve systems` lists it; on the problem it is `name_on`.
-    problem: a step on which the system is defined.
-    plain: the problem `without_side_streams`, where it was made before.
+    name: as `zbsolve show systems` lists it (see `name_on`).
+    problem: a step for which the system is defined.
+    plain: the problem `without_side_streams`, if it is known already.
 
-    A pass X comes directly before its backward. Raises BadInput for an unknown name, or a problem that it is not defined
-    for.
+    A pass X is directly before its backward. Raises BadInput for an unknown name, and for a problem for which the system is
+    not defined.
     """
     entry = system(name_on(name, problem))
     if "S" in problem.passes.kinds and not entry.vocabulary:
@@ -176,7 +177,7 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
         with prefixed(entry.name):
             _ = order.sequences  # raises for passes that are not there
         schedule = with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
-        schedule.timeline()  # kept there for who asked
+        schedule.timeline()  # raises Deadlock; the schedule keeps it
         return schedule
     except Deadlock as error:
         raise BadInput(f"{entry.name}: {error}") from None
@@ -185,7 +186,7 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
 
 
 def _in_front(schedule: Schedule, problem: Problem) -> Schedule:
-    """The same order for a problem, which may have no backwards of stages in front that train nothing."""
+    """The same order for a problem that may lack backwards of untrained first stages."""
     if schedule.problem is problem:
         return schedule
     rows = {stream: tuple(name for name in names if name in problem.index) for stream, names in schedule.order.items()}
@@ -202,7 +203,7 @@ def _with_recompute(schedule: Schedule, problem: Problem, waits: Mapping[str, st
 
 
 def _known_on(problem: Problem) -> str:
-    """Which systems there are for the placement of a problem, in words."""
+    """The end of a message: the systems for the placement of a problem."""
     step = without_shards(problem)
     placed = "/".join(map(placements.describe, step.routes))
     shape = "mirror" if len(step.routes) > 1 else placed.rstrip("0123456789")
@@ -214,10 +215,10 @@ def _known_on(problem: Problem) -> str:
 
 
 def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, Schedule]]:
-    """Every system that is defined for a problem, with its schedule, in the table's order.
+    """(name, schedule) of every system that is defined for a problem, in the table's order.
 
-    problem: the step. Each order comes under one name; none comes whose passes on side streams find no room.
-    searched: whether those come too whose orders searches try anyway.
+    problem: the step. Each order has one name; orders are left out if their passes on side streams do not fit.
+    searched: include systems whose orders searches try already (see `System.searched`).
     """
     plain = without_side_streams(problem)
     for entry in SYSTEMS:
@@ -230,8 +231,8 @@ def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, S
 
 
 class LongSystem(NamedTuple):
-    """A system whose order repeats by itself. split: whether it is for steps whose B and W are apart. grouped: its rounds
-    have as many microbatches as there are ranks, else one."""
+    """A system with a periodic order. split: it is for steps with B and W. grouped: its rounds have as many microbatches as
+    there are ranks; otherwise one."""
 
     order: RowsOrder
     split: bool
@@ -253,7 +254,7 @@ LONG_SYSTEMS = (
 
 
 def long_systems_of(problem: Problem) -> Iterator[LongSystem]:
-    """The systems that are defined for a step of which `problem` is a microbatch."""
+    """The systems that are defined for long steps. problem: the step with one microbatch."""
     for system in LONG_SYSTEMS:
         with suppress(BadInput):
             step = step_in_lanes(problem, 1, system.name)

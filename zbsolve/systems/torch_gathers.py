@@ -1,9 +1,9 @@
-"""How torch.distributed.pipelining gathers sharded parameters: a window over the next stages of a rank's order.
+"""How torch.distributed.pipelining gathers sharded parameters: for a window of the next stages in a rank's order.
 
-Before each action torch's runtime gathers the stages of the next `window` different stages that the rank computes, as far
-as they are not there, and frees all others (`_add_unshard_reshard` in torch.distributed.pipelining.schedules, three stages;
-pytorch issue 196706 asks for more than a fixed window). A stage's gradients are reduced right behind its last backward
-(`_add_reduce_grad`). Neither looks at memory.
+Before each action torch's runtime gathers the next `window` different stages of the rank's order, if they are not gathered
+already, and frees all others (`_add_unshard_reshard` in torch.distributed.pipelining.schedules, three stages; pytorch issue
+196706 asks for more than a fixed window). A stage's gradients are reduced directly after its last backward
+(`_add_reduce_grad`). Both ignore memory.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ WINDOW = 3
 def torch_window(schedule: Schedule, window: int = WINDOW) -> Schedule:
     """A schedule of a sharded problem as torch gathers: its compute order, and torch's gathers in place of its own.
 
-    schedule: of a problem with shards.
-    window: how many different stages are gathered at a time, the next ones that the rank computes.
+    schedule: of a problem with sharded parameters.
+    window: how many different stages are gathered at a time: the next ones in the rank's order.
 
-    A gather is issued when the pass before which torch puts it could begin, and runs on `comm:<rank>` beside computing. So
-    do reductions, though torch makes the next pass wait for them. The problem has no capacity, for torch keeps none.
+    A gather is issued when the pass before which torch puts it could start, and runs on `comm:<rank>` beside computing. So
+    do reductions, although torch makes the next pass wait for them. The returned problem has no capacity: torch checks none.
 
-    Raises BadInput where a problem is not sharded, or has all-to-alls, which torch does not know of.
+    Raises BadInput if the problem is not sharded, or has all-to-alls, which torch does not support.
     """
     problem = schedule.problem
     if "AG" not in problem.passes.kinds:
@@ -60,7 +60,7 @@ def torch_window(schedule: Schedule, window: int = WINDOW) -> Schedule:
 
 
 def _uses(problem: Problem, order: Ints, window: int) -> list[tuple[int, Ints]]:
-    """A rank's gathers as they are issued: before which place of its order, and the passes that use what was gathered."""
+    """A rank's gathers in the order of issue: (index of the pass before which it is issued, passes that use it)."""
     stages = problem.passes.stage[order].tolist()
     active: dict[int, list[int]] = {}
     uses: list[tuple[int, list[int]]] = []
@@ -76,7 +76,8 @@ def _uses(problem: Problem, order: Ints, window: int) -> list[tuple[int, Ints]]:
 
 
 def _behind(problem: Problem, order: list[int], row: int) -> float:
-    """The place right behind the last pass of the order that a pass waits for; behind all where it waits for others."""
+    """The position of `row` in the order: directly after the last pass that it waits for; at the end if it also waits for
+    passes outside the order."""
     place = {i: at for at, i in enumerate(order)}
     inputs = problem.edges.before[problem.edges.after == row].tolist()
     known = [place[i] for i in inputs if i in place]

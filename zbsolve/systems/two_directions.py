@@ -1,8 +1,8 @@
-"""Named schedules in two directions, and DualPipe cut in half: GEMS, Chimera, DualPipe, DualPipeV.
+"""Named bidirectional schedules: GEMS, Chimera, DualPipe; and DualPipeV, which is DualPipe cut in half.
 
-In placement `mirror` microbatches take turns to go down the ranks and up, so every stage lives on two ranks. F and B that
-DualPipe overlaps stand one after the other here: what overlaps is their all-to-all, which is not on the compute stream. Or
-they are one pass, whose time was measured (`overlapped`).
+In placement `mirror` microbatches alternately go from the first rank to the last and back, so every stage is on two ranks.
+F and B that DualPipe overlaps are consecutive here: only their all-to-alls overlap, which are not on the compute stream. Or
+they are one pass with a measured time (`overlapped`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Row = Iterator[tuple[int, str, int]]  # chunk (or stage), kind, microbatch
 
 @order_of("gems")
 def gems(problem: Problem) -> Schedule:
-    """GEMS (SC 2020): at most two microbatches alive, each one's forward behind the backward of the one before, which goes
-    the other way: one microbatch's activations a replica."""
+    """GEMS (SC 2020): at most two microbatches are in flight. The forward of each follows the backward of the one before,
+    which goes in the other direction. Each replica holds one microbatch's activations."""
     routes, split = _mirrored(problem, "gems", pairs=1)
     order = {}
     for rank in range(problem.ranks):
@@ -38,9 +38,9 @@ def gems(problem: Problem) -> Schedule:
 
 @order_of("chimera")
 def chimera(problem: Problem) -> Schedule:
-    """Chimera (arXiv 2107.06925, sections 3.1 to 3.5) with one or more pairs of pipelines (`mirror`, `mirror2`): units of p
-    microbatches one after the other, the next one's forwards in the bubbles at a unit's end. The order is the one that
-    equal forward and backward times give."""
+    """Chimera (arXiv 2107.06925, sections 3.1 to 3.5) with one or more pairs of pipelines (`mirror`, `mirror2`). Units of p
+    microbatches follow each other, and the forwards of the next unit fill the bubbles at a unit's end. The order is that for
+    equal forward and backward times."""
     routes, split = _mirrored(problem, "chimera")
     ranks, m = problem.ranks, problem.microbatches
     if m % len(routes):
@@ -52,8 +52,8 @@ def chimera(problem: Problem) -> Schedule:
 
 
 def _unit_steps(routes: tuple[tuple[int, ...], ...], m: int) -> Iterator[tuple[int, str, int, int]]:
-    """(rank, kind, stage, microbatch) by time where every pass takes one slot. Earlier units first, backward before forward;
-    a unit's forwards start on a rank when it has run those of the unit before, and while it holds fewer than p."""
+    """(rank, kind, stage, microbatch) in the order of time, if every pass takes one slot. Earlier units are first, backwards
+    before forwards. A unit's forwards start on a rank after all those of the unit before, while it holds fewer than p."""
     ranks = len(routes[0])
     ready: list[list[tuple[int, int, int, str, int]]] = [[] for _ in range(ranks)]
     forwards, held = [Counter[int]() for _ in range(ranks)], [0] * ranks
@@ -127,13 +127,13 @@ def dualpipe_v(problem: Problem) -> Schedule:
 
 
 def overlapped(schedule: Schedule, times: int | Mapping[tuple[int, int], int]) -> Schedule:
-    """DualPipe or DualPipeV with each pair of passes that it overlaps as one pass (`with_joined`). What follows one of the
-    two then waits for both, as in DeepSeek's engine.
+    """DualPipe or DualPipeV with each pair of overlapped passes as one pass (`with_joined`). Passes that depend on one of
+    the two then wait for both, as in DeepSeek's engine.
 
-    schedule: of DualPipe or DualPipeV. A pair is a forward and the full backward of the other chunk behind it.
-    times: µs of a pair, one number, or by the stages of its forward and its backward.
+    schedule: of DualPipe or DualPipeV. A pair is a forward and, directly after it, the full backward of the other chunk.
+    times: µs of a pair: one number, or (stage of the forward, stage of the backward) → µs.
 
-    Raises BadInput for a schedule without such pairs, and for a pair whose time is not there.
+    Raises BadInput for a schedule without such pairs, and for a pair without a time.
     """
     problem, groups = schedule.problem, list[tuple[str, ...]]()
     for names in schedule.order.values():
@@ -155,7 +155,7 @@ def overlapped(schedule: Schedule, times: int | Mapping[tuple[int, int], int]) -
 
 
 def _pairs(problem: Problem, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Of one stream's passes: each F with the B and W of one microbatch of another stage right behind it."""
+    """The pairs in one stream: (F, B, W), each F directly followed by the B and W of a microbatch of another stage."""
     passes, rows = problem.passes, [problem.index[name] for name in names]
     kinds = [KINDS[kind] for kind in passes.kind[rows]]
     for i in range(len(names) - 2):
@@ -223,7 +223,7 @@ def _split(split: bool, name: str) -> None:
 
 
 def _mirrored(problem: Problem, name: str, pairs: int | None = None) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    """The routes of a mirrored problem, and whether its backward is split. Raises BadInput where it is none."""
+    """The routes of a problem on placement mirror, and whether its backward is split. Raises BadInput for other problems."""
     kinds = {kind: len(problem.rows(kind)) for kind in problem.passes.kinds}
     ranks, m = problem.ranks, problem.microbatches
     split = set(kinds) == SPLIT

@@ -1,9 +1,9 @@
 """Named schedules of the V placement: rank r holds stages r and 2p − 1 − r (arXiv 2401.10241, 2405.15362), and those with a
 sharded vocabulary (arXiv 2411.05288, section 5).
 
-The building blocks of arXiv 2405.15362 say when one microbatch's passes run, in slots of one pass each, repeated every
-period (here six slots); at unit times they leave no bubble. Squeezing and re-ordering the ramps (section 3.3 there) happen
-at unit times, within the memory that the block itself needs, so an order depends on p and m alone.
+A building block (arXiv 2405.15362) says in which slots one microbatch's passes run; a pass takes one slot, and the block is
+repeated every period (here six slots). With equal pass times this leaves no bubble. Squeezing, and re-ordering of warm-up
+and cool-down (section 3.3 there), use equal times and the memory of the block itself, so an order depends only on p and m.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RAMPS = (DecodeRule(early=1), DecodeRule(early=2))
 
 
 class Block(NamedTuple):
-    """slots: by kind and stage, when one microbatch's pass starts; F, B and W take one slot, BW two. period: slots between
-    microbatches. room: chunks whose activations each rank may hold."""
+    """A building block. slots: (kind, stage) → the slot in which one microbatch's pass starts; F, B and W take one slot, BW
+    two. period: slots between microbatches. room: the number of chunks whose activations each rank may hold."""
 
     slots: Mapping[tuple[str, int], int]
     period: int
@@ -42,8 +42,8 @@ def repeated(problem: Problem, name: str, block: Block) -> Schedule:
 
 
 def squeezed(problem: Problem, name: str, block: Block, wait: int = 0) -> tuple[MicrobatchGraph, Decoded]:
-    """The graph of one microbatch of the problem, and the block's schedule at unit times. wait: slots that the last stage's
-    backward starts behind its forward's end, at least. Raises BadInput where microbatches differ."""
+    """The graph of one microbatch of the problem, and the block's schedule with equal pass times. wait: the least number of
+    slots between the last stage's forward and its backward. Raises BadInput if microbatches differ."""
     graph = microbatch_graph(with_mean_microbatches(_unit_times(problem, wait)))
     if graph is None:
         raise BadInput(f"{name}: microbatches differ in what they wait for")
@@ -55,7 +55,7 @@ def squeezed(problem: Problem, name: str, block: Block, wait: int = 0) -> tuple[
         span=False,
     )
     offset = np.array([block.slots[passes.kind_names[row], int(passes.stage[row])] for row in first], np.int64)
-    # Of the two ways to fill ramps (see `DecodeRule`) the shorter one; both hold the memory.
+    # The shorter result of the two ways to fill warm-up and cool-down (see `DecodeRule`); both keep within the memory.
     decoded = [decode(graph, repeated_targets(graph, offset, block.period), rule) for rule in RAMPS]
     return graph, min((each for each in decoded if each is not None), key=lambda each: each.value)
 
@@ -105,7 +105,7 @@ def v_zb(problem: Problem) -> Schedule:
 @rows_of("zb-v")
 def zb_v(step: PlainStep) -> Rows:
     """ZB-V (arXiv 2401.10241, section 6): 2p − 1 chunk forwards before the first backward on every rank, then one forward
-    one backward of either chunk. The pattern needs 2p − 1 microbatches; with fewer the missing ones are left out."""
+    one backward of either chunk. The pattern needs 2p − 1 microbatches; with fewer microbatches, passes are left out."""
     ranks, m, rows = step.ranks, step.microbatches, {}
     check_shape(step, "vee")
     for rank in range(ranks):
@@ -120,7 +120,7 @@ def zb_v(step: PlainStep) -> Rows:
 
 
 def _v_row(rank: int, ranks: int, m: int) -> Ints:
-    """The order of one rank's lanes, m ≥ 2p − 1: F, B, W of its first stage are 0, 1, 2, of its second one 3, 4, 5."""
+    """One rank's order for m ≥ 2p − 1, as numbers: F, B, W of its first stage are 0, 1, 2, those of its second 3, 4, 5."""
     later = ranks - rank
     parts = (
         ([0], 2 * later - 1),
@@ -140,9 +140,9 @@ def _v_row(rank: int, ranks: int, m: int) -> Ints:
 def one_f_one_b_v(problem: Problem) -> Schedule:
     """1F1B-V (arXiv 2405.15362): the V placement with a fused backward, about two thirds of 1F1B's activations.
 
-    The paper prints no block. This one (derived) has F and BW of one and two slots at places modulo six that no two passes
-    of a rank share: rank i has F at i and 1 − i, BW at i + 2 + (i mod 3) and at i + 4, i + 1, i + 1 in turn; each pass runs
-    as soon after the one it waits for as its place allows.
+    The paper does not print the block; this one is derived. F takes one slot and BW two, at positions modulo six that differ
+    for all passes of a rank: rank i has F at i and 1 − i, and BW at i + 2 + (i mod 3) and at i + 4, i + 1 or i + 1 for i mod
+    3 = 0, 1 or 2. Each pass runs at the first slot with its position after the pass that it waits for.
     """
     d = problem.ranks
     near = list(range(d))
@@ -155,7 +155,7 @@ def one_f_one_b_v(problem: Problem) -> Schedule:
 
 
 def _chain(places: list[int], begin: int, apart: int) -> list[int]:
-    """For each of `places` (modulo six) the next slot of that place, `apart` or more after the one before."""
+    """For each position in `places` (modulo six) the next slot with it, at least `apart` slots after the one before."""
     slots: list[int] = []
     for place in places:
         least = slots[-1] + apart if slots else begin
@@ -170,7 +170,7 @@ def _repeated(problem: Problem, name: str, slots: Callable[[int], Slots], peak: 
 
 
 def _block(ranks: int, slots: Callable[[int], Slots], peak: float, *, fused: bool = False) -> Block:
-    """The block of these slots, with W in the first free ones behind B, and `peak` microbatches' activations."""
+    """The block of these slots, with W in the first free slots after B, and memory for `peak` microbatches."""
     backward = "BW" if fused else "B"
     block: dict[tuple[str, int], int] = {}
     for rank in range(ranks):
@@ -186,14 +186,14 @@ def _block(ranks: int, slots: Callable[[int], Slots], peak: float, *, fused: boo
     return Block(block, PERIOD, [round(2 * peak)] * ranks)
 
 
-SLOT = 4  # ticks, so that S and T have places of their own between two slots
-AT_S, AT_T = 2, 3  # ticks behind the start of a slot
+SLOT = 4  # ticks of a slot, so that S and T can be placed between two slots
+AT_S, AT_T = 2, 3  # ticks after the start of a slot
 
 
 @order_of("1f1b-vocab")
 def one_f_one_b_vocabulary(problem: Problem) -> Schedule:
-    """1F1B with a sharded vocabulary (arXiv 2411.05288, figure 10): rank r starts with p − r + 1 forwards where there is one
-    barrier (algorithm 2), with p − r + 2 where there are two (algorithm 1); 1F1B's bubble."""
+    """1F1B with a sharded vocabulary (arXiv 2411.05288, figure 10): rank r starts with p − r + 1 forwards with one barrier
+    (algorithm 2), and with p − r + 2 with two barriers (algorithm 1). The bubble is 1F1B's."""
     ranks = np.arange(problem.ranks)
     slots = {("F", rank): rank for rank in ranks.tolist()}
     slots |= {("BW", rank): 3 * problem.ranks - 2 - 2 * rank for rank in ranks.tolist()}
@@ -202,8 +202,8 @@ def one_f_one_b_vocabulary(problem: Problem) -> Schedule:
 
 @order_of("zb-h1-vocab")
 def zb_h1_vocabulary(problem: Problem) -> Schedule:
-    """ZB-H1 with a sharded vocabulary: the block of 1F1B with B and W apart, where rank r leaves r weight gradients for
-    later; p + 1 or p + 2 microbatches. The paper has no such order (derived as the others)."""
+    """ZB-H1 with a sharded vocabulary: the block of 1F1B with B and W, where rank r defers r weight gradients; it holds p +
+    1 or p + 2 microbatches. The paper does not have this order; it is derived in the same way."""
     p = problem.ranks
     slots = {("F", rank): rank for rank in range(p)}
     slots |= {("B", rank): 3 * p - 2 - 2 * rank for rank in range(p)}
@@ -218,7 +218,7 @@ def v_half_vocabulary(problem: Problem) -> Schedule:
 
 
 def _with_shards(problem: Problem, name: str, shape: str, block: Block, chunks: int, *, fused: bool = False) -> Schedule:
-    """The order of `block` with S and T. chunks: of a rank. Raises BadInput where the vocabulary is not sharded."""
+    """The order of `block` with passes S and T. chunks: of a rank. Raises BadInput if the vocabulary is not sharded."""
     p, shards = problem.passes, problem.passes.are("S", "T")
     if not shards.any():
         raise BadInput(f"{name}: the vocabulary is not sharded: name --vocabulary sharded or two-barriers")
@@ -228,7 +228,7 @@ def _with_shards(problem: Problem, name: str, shape: str, block: Block, chunks: 
     barriers = 1 + int(p.are("T")[problem.edges.before].any())  # with one, nothing waits for T
     room = [held + barriers * chunks for held in block.room]
     late = {key: slot + (0 if key[0] == "F" else barriers * block.period) for key, slot in block.slots.items()}
-    # The last slot of a period is left to the ramps, which then do not wait so long for B; what is repeated stays.
+    # One slot less than a period: the steady state stays the same, and warm-up and cool-down wait less for B.
     wait = block.period - 1
     graph, decoded = squeezed(step, name, Block(late, block.period, room), barriers * wait)
     tick = np.zeros(len(p), np.int64)

@@ -1,1 +1,1 @@
-"""What every other package uses: errors, files, text, statistics, clocks, threads, kernels, the machine."""
+"""Utilities for all other packages: errors, files, text, statistics, clocks, threads, kernels, the machine."""

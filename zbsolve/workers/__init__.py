@@ -1,1 +1,1 @@
-"""Where independent tasks run: in processes of this machine, or on a Dask cluster. Tasks and answers are lines of text."""
+"""Workers for independent tasks: processes of this machine, or a Dask cluster. Tasks and answers are lines of text."""

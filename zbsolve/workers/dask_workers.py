@@ -1,6 +1,6 @@
-"""Workers of a Dask cluster (`dask.distributed`, Rocklin 2015): the scheduler places tasks, and places them again where a
-worker dies. Messages are pickled by Dask's own protocol, so all of a cluster must be trusted. `workers_on`
-says by name where tasks run."""
+"""Workers of a Dask cluster (`dask.distributed`, Rocklin 2015). The scheduler assigns tasks, and assigns them again if a
+worker dies. Dask's protocol pickles messages, so the whole cluster must be trusted. `workers_on` makes workers of any
+kind from the value of `--on`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 CONNECT_SECONDS = 10.0  # for a scheduler to answer, and for a first worker
-LOST_SECONDS = 30.0  # without any worker, after which the work is given up
+LOST_SECONDS = 30.0  # without any worker, until the search ends
 GRACE = 3.0  # seconds that tasks have to end early
 POLL = 1.0  # seconds between two looks at how many workers there are
 
 
 class Told:
-    """A worker's part (a `WorkerPlugin`): what others have reached, by run. When it is taken away, all tasks end."""
+    """A plugin of each worker (`WorkerPlugin`): the best values that others have reached, for each run. Removing it ends all
+    tasks."""
 
     def __init__(self) -> None:
         self.reached: dict[int, float] = {}
@@ -49,7 +50,7 @@ class Told:
 
 @contextmanager
 def dask_cluster(address: str, answering: Answering, notice: Notice) -> Iterator[DaskCluster]:
-    """The workers of the scheduler at `address`. Raises BadInput where Dask is missing, or nobody answers."""
+    """The workers of the scheduler at `address`. Raises BadInput if Dask is missing, or the scheduler does not answer."""
     if find_spec("distributed") is None:
         raise BadInput(f"on '{address}': dask.distributed is missing: pip install zbsolve[cluster]")
     from distributed import Client
@@ -72,7 +73,7 @@ def dask_cluster(address: str, answering: Answering, notice: Notice) -> Iterator
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Dask's own pages of warnings do not show: what matters is told in a line, and tasks say which versions they need."""
+    """A context without Dask's long warnings: zbsolve reports errors in a line, and tasks check the versions they need."""
     from distributed.versions import VersionMismatchWarning
 
     logger = logging.getLogger("distributed")
@@ -122,7 +123,7 @@ class DaskCluster:
 
     def run(self, tasks: Iterator[str]) -> Iterator[tuple[int, str]]:
         """As `Workers.run`."""
-        self._runs += 1  # what is told in a run stays so for its tasks, however late they look
+        self._runs += 1  # values are kept by run, so that late tasks do not read those of another run
         running: dict[Future, int] = {}
         ended: queue.SimpleQueue[Future] = queue.SimpleQueue()
         coming, seen = enumerate(tasks), time.monotonic()
@@ -179,7 +180,7 @@ class DaskCluster:
         raise ZbsolveError(f"{self._address}: {why}") from None
 
     def _over(self, why: str) -> WorkersLost:
-        """The error that ends the search, once it was told: who has found something goes on with that."""
+        """Report why the search ends, and return the error for it. A search that has found a schedule keeps it."""
         self._notice(said := f"{self._address}: {why}: the search ends")
         return WorkersLost(said)
 
@@ -210,8 +211,8 @@ MAX_PROCESSES = 1000
 
 @contextmanager
 def workers_on(on: str | int | None, answering: Answering, notice: Notice = lambda line: None) -> Iterator[Workers | None]:
-    """The workers at `on`: a number of processes on this machine, or a Dask scheduler's address; None for one process, which
-    is this one. Nothing that was started here stays behind. notice: told in a line where a worker dies. Raises BadInput."""
+    """The workers at `on`: a number of processes on this machine, or a Dask scheduler's address. Gives None for 1: this
+    process. At the end all started processes are stopped. notice: called with a line if a worker dies. Raises BadInput."""
     said = "1" if on is None else str(on)
     if said.isdecimal() and 1 <= int(said) <= MAX_PROCESSES:
         if int(said) == 1:

@@ -1,5 +1,5 @@
-"""What runs tasks: `Workers`; and those on this machine, a process each: tasks go in as lines on standard input, answers
-come out on standard output."""
+"""`Workers`, which run tasks; and those on this machine, a process each: a process reads tasks as lines from standard input,
+and writes answers to standard output."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from typing import Protocol
 from ..util.errors import ZbsolveError
 from ..util.machine import child_environment, cores
 
-Rival = Callable[[], float]  # what others have reached, read at any time; −∞: end now
-Answering = Callable[[str, Rival], str]  # a task's text → its answer's; a function of a module, so that workers find it
+Rival = Callable[[], float]  # the best value that others have reached so far; −∞: end now
+Answering = Callable[[str, Rival], str]  # task's text → answer's text; a module's function, so that workers can import it
 Notice = Callable[[str], None]
-MAX_DEATHS = 3  # workers that one task may end before it is given up
+MAX_DEATHS = 3  # a task during which more workers die ends the search
 GRACE = 1.0  # seconds that tasks have to end early
-KILL_SECONDS = 10.0  # that a killed process may take to go
+KILL_SECONDS = 10.0  # to wait for a killed process
 CHUNK = 1 << 16  # bytes of a pipe that are read at once
 
 
 class WorkersLost(ZbsolveError):
-    """No worker is left, or one task ended too many of them: the search ends."""
+    """No worker is left, or too many died during one task: the search ends."""
 
     exit_code = 1
 
@@ -47,11 +47,12 @@ class Workers(Protocol):
         """Tasks at a time."""
 
     def run(self, tasks: Iterator[str]) -> Iterator[tuple[int, str]]:
-        """Number and answer of each task, as they end. A task is drawn when a worker is free for it. On KeyboardInterrupt
-        what runs is told to end, its answers come, then KeyboardInterrupt is raised. Raises WorkersLost."""
+        """(number, answer) of each task, in the order in which they end. The next task is taken when a worker is free. On
+        KeyboardInterrupt running tasks are told to end, and KeyboardInterrupt is raised after their answers. Raises
+        WorkersLost."""
 
     def tell(self, value: float) -> None:
-        """All workers know from now on, until the next `run`, that others have reached `value`; −∞ ends what they do."""
+        """Tell all workers that others have reached `value`, until the next `run`; −∞ ends their tasks."""
 
 
 def threads_each(count: int) -> int:
@@ -61,7 +62,7 @@ def threads_each(count: int) -> int:
 
 @dataclass
 class Job:
-    """A task: its number, its text, and how many workers it ended."""
+    """A task. deaths: how many workers died during it."""
 
     number: int
     text: str
@@ -70,7 +71,7 @@ class Job:
 
 @dataclass(eq=False)
 class Worker:
-    """A process. job: what it does now; said: what came of its answer."""
+    """A worker process. job: its current task. said: the part of the answer that has arrived."""
 
     process: subprocess.Popen[bytes]
     job: Job | None = None
@@ -83,7 +84,7 @@ class Worker:
         return self.process.stdout.fileno()
 
     def give(self, job: Job) -> None:
-        """Let it begin; where it died its output says so."""
+        """Send it a task. If the process has died, its closed output shows that."""
         self.job = job
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
@@ -156,7 +157,7 @@ class Processes:
             raise
         finally:
             self._again.clear()
-            for worker in self._busy:  # somebody did not want its answer any more
+            for worker in self._busy:  # the caller no longer needs their answers
                 worker.end()
                 self._workers[self._workers.index(worker)] = self._start()
 
@@ -174,7 +175,7 @@ class Processes:
                 worker.give(job)
 
     def _answers(self, seconds: float | None = None) -> Iterator[tuple[int, str]]:
-        """What is there once anything is."""
+        """Wait until a worker has an answer or has died, and yield all complete answers."""
         busy = {worker.output: worker for worker in self._busy}
         for output in wait(list(busy), seconds):
             assert isinstance(output, int)
@@ -189,7 +190,7 @@ class Processes:
                 yield answer
 
     def _died(self, worker: Worker) -> None:
-        """Another process, and the task again. Raises WorkersLost."""
+        """Replace a worker that died, and run its task again. Raises WorkersLost."""
         job = worker.job
         assert job is not None
         job.deaths += 1
@@ -221,8 +222,8 @@ NUMBER_BYTES = 8
 
 
 def main() -> None:
-    """Answer tasks until standard input ends. shared: of a file with the number that others have reached; parent: the
-    process that started this one: without it, work ends."""
+    """Answer tasks until standard input ends. shared: descriptor of a file with the value that others have reached. parent:
+    id of the process that started this one; when that is gone, tasks end."""
     name, shared, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     module, function = name.split(":")
     answering = getattr(import_module(module), function)
@@ -232,7 +233,7 @@ def main() -> None:
         return -math.inf if os.getppid() != parent else float(struct.unpack("d", number[:NUMBER_BYTES])[0])
 
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what libraries print is no answer
+        os.dup2(2, 1)  # libraries must not print among the answers
         for line in sys.stdin.buffer:
             answers.write(answering(line.decode().rstrip("\n"), rival).encode() + b"\n")
             answers.flush()
