@@ -256,6 +256,8 @@ class Copying:
         self.host = [torch.ones(largest, dtype=torch.uint8, pin_memory=self.on_gpu) for _ in range(2)]
         self.there = [torch.ones(largest, dtype=torch.uint8, device=device) for _ in range(2)]
         self.streams: list[Any] = [torch.cuda.Stream(device) if self.on_gpu else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        if self.on_gpu:
+            torch.cuda.synchronize(device)  # the streams wait for nothing
 
     def step(self) -> None:
         """All of it; it is done when this returns."""

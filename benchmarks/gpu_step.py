@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -129,6 +130,9 @@ def _clocks() -> Iterator[list[str]]:
     """The device's clock and power inside, ten times a second: "1980 MHz, 512 W"; empty where nobody tells."""
     said: list[str] = []
     query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader", "-lms", "100"]
+    if shutil.which(query[0]) is None:
+        yield said
+        return
     with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as child:
         try:
             yield said

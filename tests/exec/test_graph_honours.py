@@ -272,7 +272,7 @@ class HooksInput(nn.Module):
         (lambda: torch.jit.script(nn.Tanh()), "RecursiveScriptModule is a script, which no graph goes through"),
         (Counts, "Counts's forward changes attributes of self, which a graph would not do"),
         (Replaces, "Replaces's graph gives another buffer mean than eager mode"),
-        (Random, "Random cannot be traced: "),
+        (Random, "Random('s graph gives another output| cannot be traced: )"),  # the first from torch 2.14 on
         (InPlace, "the graph makes what a stage cannot take: "),
     ],
 )

@@ -38,12 +38,13 @@ def test_clipping_is_that_of_one_process(two: Jobs) -> None:
         assert one["worst"] < 1e-12
 
 
-def test_a_nan_anywhere_is_seen_everywhere(two: Jobs) -> None:
+def test_a_nan_anywhere_is_seen_everywhere_and_lbfgs_is_refused(two: Jobs) -> None:
     for rank in two["nonfinite"]:
         assert rank["nan"] == [True, True]
         assert rank["said"] == [
             "clip_grad_norm_: the norm of the gradients is nan",
             "clip_grad_norm_: max_norm 1 and norm_type -1 must be positive",
+            "LBFGS: it steps by products of all gradients, and a rank has its own: take another optimizer",
         ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -255,8 +256,9 @@ def test_gradients_that_are_not_there_do_not_travel() -> None:
     for message, answer, value in zip(there, back, values, strict=True):
         first.send(message, (given,) * 3)
         last.take(message)
-        last.send(answer, value)
         settled = message.part == 3
+        with pytest.warns(UserWarning, match="pass 1B3: nobody used a part") if settled else nullcontext():
+            last.send(answer, value)
         assert [row.tolist() for row in line.rows[FORMATS]] == ([] if settled else [[t is not None for t in value]])
         assert first.here(answer)
         assert last.no_capture == first.no_capture if settled else (last.no_capture != "") == (None in value)

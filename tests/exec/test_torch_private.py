@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 import profiler
 import zbsolve.exec
+from zbsolve import BadInput
 from zbsolve.exec.base import torch_private as private
 
 from ..support.exec_ranks import LIMIT, on_ranks
@@ -369,6 +371,14 @@ def without_modes() -> None:
     assert seen == ["aten.mul.Tensor"]
 
 
+def check_version() -> None:
+    for version in ("2.10.1", "1.13.0", "2.6.0+cu124"):
+        with pytest.raises(BadInput, match=rf"^torch {re.escape(version)}: zbsolve needs torch 2\.11 or newer$"):
+            private.check_version(version, private.OLDEST, "zbsolve")
+    for version in ("2.11.0", "2.13.0+cu130", "3.0.0a0+git1"):
+        private.check_version(version, private.OLDEST, "zbsolve")
+
+
 def saving_hooked() -> None:
     assert not private.saving_hooked()
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
@@ -383,6 +393,7 @@ LOCAL = {
 # Names that a function above covers under another one, and those that need a process group (see `groups`).
 ELSEWHERE = {
     "NoOperations": "capture_block",
+    "OLDEST": "check_version",
     "FAKE_REFUSALS": "fake_refusals",
     "BatchNorm": "batch_norm",
     "FakeTensor": "fake_tensor_mode",
@@ -449,10 +460,12 @@ def _distributed() -> dict[str, Any]:
     joint = _joint(layer, DTensor.from_local(torch.ones(3, 2), mesh, [Replicate()]).requires_grad_())
     outputs, gradients, ((tangent, desc),) = private.wrapped_values(joint)
     takes = [node.meta["desc"] for node in joint.graph_module.graph.find_nodes(op="placeholder")]
+    made = sum(len(node.args[0]) for node in joint.graph_module.graph.find_nodes(op="output"))
     return {
         "coming": [type(coming) is AsyncCollectiveTensor, type(private.awaited(coming)) is Tensor],
         "parts": [one.attr for one in takes].count(private.LOCAL_PART),
-        "values": [[count, str(one.placements)] for count, one in (*outputs, *gradients)],
+        "values": [str(one.placements) for _, one in (*outputs, *gradients)],
+        "in all": sum(count for count, _ in (*outputs, *gradients)) == made,
         "tangent": [str(tangent.placements), desc.output.idx],
         "plain": private.wrapped_values(_joint(nn.Linear(2, 2), torch.ones(1, 2))) == ([], [], []),
     }
@@ -483,7 +496,8 @@ def test_what_needs_a_process_group() -> None:
     assert found["distributed"] == {
         "coming": [True, True],
         "parts": 3,  # of the weight, the input and the tangent
-        "values": [[2, "(Shard(dim=1),)"], [2, "(Shard(dim=0),)"], [2, "(Partial(sum),)"]],
+        "values": ["(Shard(dim=1),)", "(Shard(dim=0),)", "(Partial(sum),)"],
+        "in all": True,
         "tangent": ["(Shard(dim=1),)", 0],
         "plain": True,
     }

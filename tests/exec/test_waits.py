@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import networkx
 import pytest
+import torch
+import torch.distributed as dist
 
-from zbsolve import Schedule, preset
+from zbsolve import BadInput, Schedule, pipeline, preset
+from zbsolve.exec import Pipeline
 from zbsolve.exec.base.program import Message, Program
+from zbsolve.exec.device.rank_device import DeviceRows
+from zbsolve.exec.exchange import Shared
+from zbsolve.exec.handlers import HANDLERS
+from zbsolve.exec.interpreter import Interpreter
+from zbsolve.exec.loop import evaluation
 from zbsolve.exec.lowering import lower
-from zbsolve.exec.waits import circle, graph_of
+from zbsolve.exec.transport.mailbox import Mailbox
+from zbsolve.exec.waits import check_ends, circle, graph_of
 from zbsolve.systems import problem_for
 
 from ..support.exec_tools import random_schedule
@@ -60,13 +71,12 @@ def test_random_schedules_end(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_slices_of_papers_end_with_and_without_an_exchange() -> None:
-    exchanged = 0
-    for seed in range(SEEDS):
-        name, schedule = paper_order(seed, 150)
-        exchanged += "exchange" in name
+def test_slices_of_papers_end() -> None:
+    """Without an exchange of attention, which GPUs refuse."""
+    orders = [order for seed in range(SEEDS) if "exchange" not in (order := paper_order(seed, 150))[0]]
+    assert len(orders) > SEEDS / 3
+    for name, schedule in orders:
         assert circle(lower(schedule)) == (), name
-    assert exchanged > 5
 
 
 def test_a_receive_is_enqueued_when_its_message_is_sent() -> None:
@@ -169,3 +179,120 @@ def test_a_circle_is_one_and_there_is_one_where_networkx_finds_one() -> None:
             number = {text: i for i, text in enumerate(graph.texts)}
             for before, after in zip((*found[-1:], *found), found, strict=False):
                 assert number[before] in graph.before[number[after]]
+
+
+# --- The executor's own calls are those of the graph ---
+
+
+class Host(Mailbox):
+    """One rank's host, which writes down what it calls in a step: the executor's own interpreter, mailbox and rows of a
+    device, on a device that does nothing. A message stands for its row."""
+
+    def __init__(self, program: Program) -> None:
+        self.calls, self.begun = list[str](), set[str]()
+        self.wires = SimpleNamespace(rank=program.rank, receive=self.receives, send=self.sends)
+        rows = DeviceRows(self.wires, torch.device("cuda"), SimpleNamespace(computing=Stream(), mark=lambda stream: 0))  # type: ignore[arg-type]
+        super().__init__(self.wires, program.incoming, torch.device("cpu"), 1.0, rows=rows)  # type: ignore[arg-type]
+        part = SimpleNamespace(side=SimpleNamespace(settle=self.settle))
+        state: Any = SimpleNamespace(parts=(), stages={}, part=lambda kind: part, find=lambda kind: None)
+        self.interpreter = Interpreter(program, state, self)
+        self.interpreter._work = {kind: (HANDLERS[kind], self.launch) for kind in self.interpreter._work}
+
+    def run(self) -> list[str]:
+        self.begin({})
+        self.interpreter.run_all(self.interpreter.program.actions)
+        return self.calls
+
+    def _agreed(self, message: Message) -> Any:
+        return SimpleNamespace(buffer=lambda device: message, unpack=lambda row: row)
+
+    def send(self, message: Message, value: Any) -> None:
+        self._rows.send(message, message)  # type: ignore[arg-type]
+
+    def sends(self, row: Any, destination: int) -> Any:
+        self.calls.append(f"sends {row.before} → {row.after}")
+        return SimpleNamespace(wait=self.over)
+
+    def receives(self, row: Any, source: int) -> Any:
+        self.calls.append(f"receives {row.before} → {row.after}")
+        return SimpleNamespace(wait=lambda: None)
+
+    def over(self) -> None:
+        self.note("takes sends over before")
+
+    def settle(self, name: str, sure: bool) -> None:
+        if sure and name in self.begun:
+            self.note("takes work over before")
+
+    def note(self, what: str) -> None:
+        """Once for a pass."""
+        line = f"{what} {self.interpreter._now}"
+        self.calls += [] if line in self.calls else [line]
+
+    def launch(self, state: Any, action: Any, given: Any) -> Any:
+        self.calls.append(f"launches {action.name}")
+        if HANDLERS[action.kind].settle is not None:
+            self.begun.add(action.name)
+        return action.name if action.sends or action.hands else None
+
+
+class Stream:
+    """Of a device that does nothing."""
+
+    def __init__(self, device: Any = None) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hosts_call_what_the_graph_says_and_in_that_order(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: torch.no_grad())
+    for seed in range(6):
+        programs = lower(random_schedule(random_problem(kind, seed), seed))
+        texts = graph_of(programs).texts
+        for program in programs:
+            head = f"rank {program.rank}'s host "
+            assert Host(program).run() == [text.removeprefix(head) for text in texts if text.startswith(head)], seed
+
+
+def test_a_step_that_may_hang_is_refused_on_gpus_alone() -> None:
+    late = received(on_two_ranks(), ahead=False)
+    check_ends(late, torch.device("cpu"))
+    check_ends(on_two_ranks(), torch.device("cuda"))
+    with pytest.raises(BadInput, match="on GPUs its ranks would wait for each other: message 0F1"):
+        check_ends(late, torch.device("cuda"))
+
+
+def test_rounds_of_evaluation_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[list[str]]()
+
+    def looked(programs: Any, device: torch.device) -> None:
+        seen.append([action.name for program in programs for action in program.actions])
+
+    monkeypatch.setattr(evaluation, "check_ends", looked)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        problem = pipeline([1], BW=[1], placement=(0,), microbatches=2)
+        pipe = Pipeline([torch.nn.Linear(2, 2)], preset("1f1b", problem), loss=torch.nn.functional.mse_loss)
+        for _ in range(2):  # the round is made once
+            assert pipe.evaluate(torch.zeros(4, 2), pipe.forward(torch.zeros(4, 2))) == 0
+    finally:
+        dist.destroy_process_group()
+    assert seen == [["0F0", "0F1"]] * 2  # without a loss, and with it
+
+
+def test_sums_over_tied_stages_start_when_the_step_ends() -> None:
+    """Ranks might come to their passes C in different orders."""
+    started, shared = list[str](), object.__new__(Shared)
+    shared.exchanged = frozenset({0, 3})
+    buckets = {"one stage": (0,), "tied": (0, 3), "another": (1,)}
+    shared._buckets = [
+        SimpleNamespace(stages=stages, start=lambda name=name: started.append(name)) for name, stages in buckets.items()
+    ]  # type: ignore[misc]
+    for stage in (0, 3, 1):
+        shared.exchange(stage)
+    assert started == ["one stage"]

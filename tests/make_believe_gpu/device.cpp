@@ -13,19 +13,21 @@
 #include <atomic>
 #include <functional>
 
+#include "waits.h"
+
 using at::Tensor;
 using c10::IntArrayRef;
 using c10::IValue;
 using c10::TensorImpl;
 using torch::jit::Stack;
 
-// --- Devices and streams: there is one thing to do at a time ---
+// --- Devices and streams: there is one thing to do at a time, but `waits` knows what could be done beside it ---
 
 static const int COUNT = std::getenv("MAKE_BELIEVE_GPUS") ? std::atoi(std::getenv("MAKE_BELIEVE_GPUS")) : 0;
 static thread_local c10::DeviceIndex current = 0;
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
-  static c10::Stream stream(c10::Device d) { return c10::Stream(c10::Stream::DEFAULT, d); }
+  static c10::Stream stream(c10::Device d, waits::Stream id) { return c10::Stream(c10::Stream::UNSAFE, d, id); }
 
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::Device getDevice() const override { return {c10::kCUDA, current}; }
@@ -37,21 +39,28 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   c10::DeviceIndex deviceCount() const noexcept override { return COUNT; }
-  c10::Stream getStream(c10::Device d) const override { return stream(d); }
-  c10::Stream getDefaultStream(c10::Device d) const override { return stream(d); }
-  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return stream(d); }
-  c10::Stream getNewStream(c10::Device d, int) const override { return stream(d); }
-  c10::Stream exchangeStream(c10::Stream s) const override { return stream(s.device()); }
-  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {
-    *event = const_cast<int*>(&COUNT);  // anything but null
+  c10::Stream getStream(c10::Device d) const override { return stream(d, waits::current); }
+  c10::Stream getDefaultStream(c10::Device d) const override { return stream(d, 0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device d, bool) const override { return stream(d, waits::new_stream()); }
+  c10::Stream getNewStream(c10::Device d, int) const override { return stream(d, waits::new_stream()); }
+  c10::Stream exchangeStream(c10::Stream s) const override {
+    auto before = stream(s.device(), waits::current);
+    waits::current = s.id();
+    return before;
   }
-  void block(void*, const c10::Stream&) const override {}
+  void record(void** event, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag) const override {
+    if (!*event) *event = new waits::Moment;
+    *static_cast<waits::Moment*>(*event) = waits::record(s.id());
+  }
+  void block(void* event, const c10::Stream& s) const override { waits::wait(s.id(), *static_cast<waits::Moment*>(event)); }
   bool queryEvent(void*) const override { return true; }
-  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<waits::Moment*>(event); }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeEvent(void*) const override {}
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+  void synchronizeStream(const c10::Stream& s) const override { waits::hear(waits::record(s.id()).clock, true); }
+  void synchronizeEvent(void* event) const override { waits::hear(static_cast<waits::Moment*>(event)->clock, true); }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& s) const override {
+    waits::record_stream(reinterpret_cast<uintptr_t>(data.get()), s.id());
+  }
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
@@ -74,6 +83,7 @@ struct Call {
 
 struct Graph {
   std::vector<Call> calls;
+  std::vector<waits::Use> uses;
 };
 
 static std::shared_ptr<Graph> graph;  // that is captured: one at a time, by any thread
@@ -88,6 +98,7 @@ static constexpr size_t UNIT = 512;  // bytes, as torch's allocator rounds; the 
 
 struct Memory final : c10::Allocator {
   static void free_block(void* block) {
+    waits::give_back(reinterpret_cast<uintptr_t>(block) + UNIT);
     allocated -= *static_cast<int64_t*>(block);
     std::free(block);
   }
@@ -105,6 +116,7 @@ struct Memory final : c10::Allocator {
     }
     auto data = static_cast<char*>(block) + UNIT;
     std::memset(data, capturing() ? 0 : 0xff, rounded);
+    waits::take(reinterpret_cast<uintptr_t>(data), rounded);
     return {data, block, &free_block, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -190,6 +202,20 @@ static Tensor room(IntArrayRef size, std::optional<at::ScalarType> type, std::op
   return made_on(device, [&] { return at::detail::empty_generic(size, &memory, CUDA, type_of(type), format); });
 }
 
+// A tensor's bytes are used on a stream; those of the host only where they are pinned.
+static void use(const Tensor& t, bool write, waits::Stream stream, const std::string& what) {
+  if (!t.defined() || !t.has_storage() || !t.numel()) return;
+  int64_t last = 0;
+  for (int64_t i = 0; i < t.dim(); i++) last += (t.size(i) - 1) * t.stride(i);
+  waits::use_now(reinterpret_cast<uintptr_t>(t.const_data_ptr()), (last + 1) * t.itemsize(), write, stream, what);
+}
+
+// Raises what is wrong.
+static void check_waits() {
+  auto text = waits::found();
+  TORCH_CHECK(text.empty(), text);
+}
+
 // A tensor on the device with the numbers of one of the CPU.
 static Tensor copied(const Tensor& t, std::optional<c10::Device> device) {
   auto made = strided_room(t.sizes(), t.strides(), t.scalar_type(), std::nullopt, device, std::nullopt);
@@ -252,6 +278,14 @@ static Tensor& set_tensor(Tensor& self, const Tensor& source) {
 }
 
 static Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
+  {
+    waits::Locked here(waits::lock);
+    waits::launch(waits::current, "a copy");
+    use(source, false, waits::current, "a copy");
+    use(self, true, waits::current, "a copy");
+    if (self.is_cpu() && !non_blocking) waits::hear(waits::streams[waits::current], true);
+  }
+  check_waits();
   if (!capturing()) {
     cpu_of(self).copy_(cpu_of(source));
     return self;
@@ -356,16 +390,38 @@ static std::vector<IValue> written(const c10::FunctionSchema& schema, const Stac
   return found;
 }
 
-static void check_capture(const std::string& name) {
-  for (auto waiting : {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"})
-    TORCH_CHECK(name != waiting, "operation not permitted when stream is capturing: ", name);
+// What an operation is given or has made, where some of it is on the device: used on the current stream.
+static void use_all(const std::vector<std::pair<IValue, bool>>& values, const std::string& name) {
+  waits::Locked here(waits::lock);
+  waits::launch(waits::current, name);
+  for (auto& [value, write] : values)
+    each_tensor(value, [&, writes = write](const Tensor& t) {
+      if (t.defined() && t.is_cuda()) use(t, writes, waits::current, name);
+      return t;
+    });
+}
+
+static bool looks(const std::string& name) {
+  for (auto looking : {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"})
+    if (name == looking) return true;
+  return false;
 }
 
 static void run(const c10::OperatorHandle& operation, Stack* stack) {
   const auto& schema = operation.schema();
   auto count = schema.arguments().size(), first = stack->size() - count;
   Stack given(stack->begin() + first, stack->end());
-  if (capturing()) check_capture(schema.name());
+  TORCH_CHECK(!capturing() || !looks(schema.name()), "operation not permitted when stream is capturing: ", schema.name());
+  if (!replaying) {
+    std::vector<std::pair<IValue, bool>> values;
+    for (size_t i = 0; i < count; i++) {
+      auto alias = schema.arguments()[i].alias_info();
+      values.emplace_back(given[i], alias && alias->isWrite());
+    }
+    use_all(values, schema.name());
+    if (looks(schema.name())) waits::hear(waits::record(waits::current).clock, true);
+    check_waits();
+  }
   Between between;
   bool grows = false;
   for (size_t i = 0; i < count; i++) {
@@ -382,6 +438,14 @@ static void run(const c10::OperatorHandle& operation, Stack* stack) {
     for (size_t i = first; i < stack->size(); i++)
       if (between.device) (*stack)[i] = each_tensor((*stack)[i], [&](const Tensor& t) { return between.up(t); });
   }
+  if (!replaying) {
+    std::vector<std::pair<IValue, bool>> fresh;
+    for (size_t i = first; i < stack->size(); i++) {
+      auto alias = schema.returns()[i - first].alias_info();
+      if (!alias) fresh.emplace_back((*stack)[i], true);
+    }
+    use_all(fresh, schema.name());
+  }
   if (capturing()) log({operation, given, {stack->begin() + first, stack->end()}, drawer(), nullptr});
 }
 
@@ -394,10 +458,20 @@ namespace c10d {
 
 using Works = c10::intrusive_ptr<Work>;
 
-struct Done : Work {
-  bool isCompleted() override { return true; }
-  bool wait(std::chrono::milliseconds) override { return true; }
-  void synchronize() override {}
+// What a communicator does on a stream of its own. Whoever waits lets the current stream wait.
+struct Launched : Work {
+  Works work;
+  waits::Moment end;
+
+  Launched(Works work, waits::Moment end) : work(std::move(work)), end(std::move(end)) {}
+  bool isCompleted() override { return !work || work->isCompleted(); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    waits::wait(waits::current, end);
+    if (timeout != kNoTimeout) waits::hear(end.clock, false);
+    return !work || work->wait(timeout);
+  }
+  void synchronize() override { wait(kNoTimeout); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work->getFuture(); }
 };
 
 static std::vector<Tensor> down(std::vector<Tensor>& many) {
@@ -414,8 +488,22 @@ static std::vector<std::vector<Tensor>> down(std::vector<std::vector<Tensor>>& m
 
 static Tensor down(Tensor& t) { return cpu_of(t); }
 
+using Row = std::vector<Tensor>;
+using Rows = std::vector<Row>;
+static Row flat(const Tensor& t) { return {t}; }
+static Row flat(const Row& row) { return row; }
+static Row flat(const Rows& rows) {
+  Row found;
+  for (auto& row : rows) found.insert(found.end(), row.begin(), row.end());
+  return found;
+}
+
+static py::function in_pass;  // the name of the pass that this thread runs, or ""
+
 struct Nccl : Backend {
   c10::intrusive_ptr<Backend> gloo;
+  bool used = false;
+  waits::Stream stream = waits::new_stream();
   static std::vector<Works>& sent() {  // by a replay, whose end waits: another rank may be at its own sends
     static std::vector<Works> works;
     return works;
@@ -426,62 +514,79 @@ struct Nccl : Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
   void startCoalescing() override {}
-  Works endCoalescing() override { return c10::make_intrusive<Done>(); }
+  Works endCoalescing() override { return c10::make_intrusive<Launched>(nullptr, waits::Moment()); }
 
-  // Run it, or put it into the graph.
+  // Run it, or put it into the graph: on the communicator's stream, behind what is launched on the current one.
   template <class Function>
-  Works did(Function function) {
-    if (!capturing()) return function();
+  Works did(Function function, const Row& read, const Row& written, const std::string& what) {
+    if (!used) {
+      py::gil_scoped_acquire mine;
+      auto pass = in_pass().template cast<std::string>();
+      TORCH_CHECK(pass.empty(), "a communicator is made in the middle of a step, by pass ", pass);
+    }
+    used = true;
+    waits::Moment end;
+    {
+      waits::Locked here(waits::lock);
+      waits::wait(stream, waits::record(waits::current));
+      waits::launch(stream, what);
+      for (auto& t : read) use(t, false, stream, what);
+      for (auto& t : written) use(t, true, stream, what);
+      end = waits::record(stream);
+    }
+    check_waits();
+    if (!capturing()) return c10::make_intrusive<Launched>(function(), end);
     log({std::nullopt, {}, {}, drawer(), [function]() mutable { function()->wait(); }});
-    return c10::make_intrusive<Done>();
+    return c10::make_intrusive<Launched>(nullptr, end);
   }
 
   template <class Way, class One, class Options>
-  Works of_one(Way way, One& one, const Options& options) {
-    return did([=, this, a = down(one)]() mutable { return (gloo.get()->*way)(a, options); });
+  Works of_one(Way way, One& one, const Options& options, const std::string& what) {
+    return did([=, this, a = down(one)]() mutable { return (gloo.get()->*way)(a, options); }, {}, flat(one), what);
   }
 
   template <class Way, class Out, class In, class Options>
-  Works of_two(Way way, Out& out, In& in, const Options& options) {
-    return did([=, this, a = down(out), b = down(in)]() mutable { return (gloo.get()->*way)(a, b, options); });
+  Works of_two(Way way, Out& out, In& in, const Options& options, const std::string& what) {
+    auto function = [=, this, a = down(out), b = down(in)]() mutable { return (gloo.get()->*way)(a, b, options); };
+    return did(function, flat(in), flat(out), what);
   }
 
-  using Row = std::vector<Tensor>;
-  using Rows = std::vector<Row>;
-  Works broadcast(Row& row, const BroadcastOptions& o) override { return of_one(&Backend::broadcast, row, o); }
-  Works allreduce(Row& row, const AllreduceOptions& o) override { return of_one(&Backend::allreduce, row, o); }
-  Works reduce(Row& row, const ReduceOptions& o) override { return of_one(&Backend::reduce, row, o); }
-  Works allgather(Rows& out, Row& in, const AllgatherOptions& o) override { return of_two(&Backend::allgather, out, in, o); }
+  Works broadcast(Row& row, const BroadcastOptions& o) override { return of_one(&Backend::broadcast, row, o, "broadcast"); }
+  Works allreduce(Row& row, const AllreduceOptions& o) override { return of_one(&Backend::allreduce, row, o, "allreduce"); }
+  Works reduce(Row& row, const ReduceOptions& o) override { return of_one(&Backend::reduce, row, o, "reduce"); }
+  Works allgather(Rows& out, Row& in, const AllgatherOptions& o) override { return of_two(&Backend::allgather, out, in, o, "allgather"); }
   Works _allgather_base(Tensor& out, Tensor& in, const AllgatherOptions& o) override {
-    return of_two(&Backend::_allgather_base, out, in, o);
+    return of_two(&Backend::_allgather_base, out, in, o, "_allgather_base");
   }
   Works reduce_scatter(Row& out, Rows& in, const ReduceScatterOptions& o) override {
-    return of_two(&Backend::reduce_scatter, out, in, o);
+    return of_two(&Backend::reduce_scatter, out, in, o, "reduce_scatter");
   }
   Works _reduce_scatter_base(Tensor& out, Tensor& in, const ReduceScatterOptions& o) override {
-    return of_two(&Backend::_reduce_scatter_base, out, in, o);
+    return of_two(&Backend::_reduce_scatter_base, out, in, o, "_reduce_scatter_base");
   }
-  Works alltoall(Row& out, Row& in, const AllToAllOptions& o) override { return of_two(&Backend::alltoall, out, in, o); }
-  Works gather(Rows& out, Row& in, const GatherOptions& o) override { return of_two(&Backend::gather, out, in, o); }
-  Works scatter(Row& out, Rows& in, const ScatterOptions& o) override { return of_two(&Backend::scatter, out, in, o); }
+  Works alltoall(Row& out, Row& in, const AllToAllOptions& o) override { return of_two(&Backend::alltoall, out, in, o, "alltoall"); }
+  Works gather(Rows& out, Row& in, const GatherOptions& o) override { return of_two(&Backend::gather, out, in, o, "gather"); }
+  Works scatter(Row& out, Rows& in, const ScatterOptions& o) override { return of_two(&Backend::scatter, out, in, o, "scatter"); }
   Works alltoall_base(Tensor& out, Tensor& in, std::vector<int64_t>& outs, std::vector<int64_t>& ins,
                       const AllToAllOptions& o) override {
-    return did([=, this, a = down(out), b = down(in)]() mutable { return gloo->alltoall_base(a, b, outs, ins, o); });
+    auto function = [=, this, a = down(out), b = down(in)]() mutable { return gloo->alltoall_base(a, b, outs, ins, o); };
+    return did(function, {in}, {out}, "alltoall");
   }
   Works allgather_into_tensor_coalesced(Row& out, Row& in, const AllgatherOptions& o) override {
     for (size_t i = 0; i < out.size(); i++) _allgather_base(out[i], in[i], o)->wait();
-    return c10::make_intrusive<Done>();
+    return c10::make_intrusive<Launched>(nullptr, waits::Moment());
   }
   Works send(Row& row, int to, int tag) override {
-    return did([=, this, a = down(row)]() mutable -> Works {
+    auto function = [=, this, a = down(row)]() mutable -> Works {
       auto work = gloo->send(a, to, tag);
       if (!replaying) return work;
       sent().push_back(work);
-      return c10::make_intrusive<Done>();
-    });
+      return c10::make_intrusive<Launched>(nullptr, waits::Moment());
+    };
+    return did(function, row, {}, "a send");
   }
   Works recv(Row& row, int from, int tag) override {
-    return did([=, this, a = down(row)]() mutable { return gloo->recv(a, from, tag); });
+    return did([=, this, a = down(row)]() mutable { return gloo->recv(a, from, tag); }, {}, row, "a receive");
   }
   Works barrier(const BarrierOptions& given) override {
     BarrierOptions options = given;
@@ -519,6 +624,7 @@ static void repeat(const Call& call) {
 static void replay(const Graph& of) {
   at::NoGradGuard without;
   at::AutoDispatchBelowADInplaceOrView below;
+  waits::replay(of.uses);
   auto own = drawer();
   replaying = true;
   for (const auto& call : of.calls) repeat(call);
@@ -533,8 +639,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::gil_scoped_release others;
     replay(one);
   });
-  m.def("begin", [](std::shared_ptr<Graph> one) { graph = one; });
-  m.def("end", [] { graph = nullptr; });
+  m.def("begin", [](std::shared_ptr<Graph> one) {
+    graph = one;
+    waits::begin_capture();
+  });
+  m.def("end", [] {
+    graph->uses = waits::end_capture();
+    graph = nullptr;
+  });
   m.def("is_capturing", [] { return capturing(); });
   m.def("log", [](py::function function) {
     auto again = [function] {
@@ -550,6 +662,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("device", [] { return static_cast<int>(current); });
   m.def("drawer", [] { return drawer(); });
   m.def("set_drawer", [](at::Generator one) { drawer() = one; });
+  py::class_<waits::Moment>(m, "Moment");
+  m.def("new_stream", &waits::new_stream);
+  m.def("stream", [] { return waits::current; });
+  m.def("set_stream", [](waits::Stream one) { waits::current = one; });
+  m.def("record", &waits::record);
+  m.def("wait", [](waits::Stream one, const waits::Moment& moment) {
+    waits::wait(one, moment);
+    check_waits();
+  });
+  m.def("hear", [](const waits::Moment& moment, bool all) { waits::hear(moment.clock, all); });
+  m.def("hear_all", &waits::hear_all);
+  m.def("record_stream", [](uintptr_t at, waits::Stream one) { waits::record_stream(at, one); });
+  m.def("pinned", [](uintptr_t at, size_t size) { waits::take(at, size, false); });
+  m.def("in_pass", [](py::function function) { c10d::in_pass = std::move(function); });
   py::class_<c10d::Nccl, c10::intrusive_ptr<c10d::Nccl>, c10d::Backend>(m, "Nccl")
       .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>());
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import threading
+import sys
 import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.utils._device import _device_constructors
 
 COUNT = int(os.environ["MAKE_BELIEVE_GPUS"])
 MEMORY = 8 << 30
@@ -27,7 +28,6 @@ def _built() -> Any:
 
 
 device = _built()
-current = threading.local()
 
 
 def number(given: Any = None) -> int:
@@ -39,17 +39,19 @@ def number(given: Any = None) -> int:
 
 
 class Stream:
-    made = 0
+    """By its number; 0 is the default one."""
 
-    def __init__(self, on: Any = None, priority: int = 0, **_: Any) -> None:
-        Stream.made += 1
-        self.device, self.cuda_stream = torch.device("cuda", number(on)), Stream.made
+    def __init__(self, on: Any = None, priority: int = 0, number_of: int | None = None, **_: Any) -> None:
+        self.device, self.cuda_stream = torch.device("cuda", number(on)), number_of
+        if number_of is None:
+            self.cuda_stream = device.new_stream()
 
     def wait_event(self, event: Event) -> None:
         assert event.recorded is not None, "a wait for an event that was not recorded"
+        device.wait(self.cuda_stream, event.moment)
 
     def wait_stream(self, other: Stream) -> None:
-        assert isinstance(other, Stream)
+        device.wait(self.cuda_stream, device.record(other.cuda_stream))
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -77,9 +79,11 @@ class Event:
     ) -> None:
         self.timed, self.external = enable_timing, external
         self.recorded: int | None = None
+        self.moment: Any = None
 
     def record(self, stream: Stream | None = None) -> None:
         assert stream is None or isinstance(stream, Stream)
+        self.moment = device.record(device.stream() if stream is None else stream.cuda_stream)
         if not device.is_capturing():
             self._now()
             return
@@ -92,11 +96,17 @@ class Event:
         self.recorded = time.perf_counter_ns()
 
     def query(self) -> bool:
-        synchronize()
+        self._over(False)
         return True
 
     def synchronize(self) -> None:
-        synchronize()
+        self._over(True)
+
+    def _over(self, everybody: bool) -> None:
+        if device.is_capturing():
+            raise RuntimeError("operation not permitted when stream is capturing")
+        if self.moment is not None:
+            device.hear(self.moment, everybody)
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or current_stream()).wait_event(self)
@@ -116,27 +126,30 @@ class OnStream:
         self.stream = stream
 
     def __enter__(self) -> None:
-        self.before = getattr(current, "stream", None)
-        current.stream = self.stream or self.before
+        self.before = device.stream()
+        if self.stream is not None:
+            device.set_stream(self.stream.cuda_stream)
 
     def __exit__(self, *_: object) -> None:
-        current.stream = self.before
+        device.set_stream(self.before)
 
 
-DEFAULT = {i: Stream(i) for i in range(COUNT)}
+def default_stream(on: Any = None) -> Stream:
+    return Stream(on, number_of=0)
 
 
 def current_stream(on: Any = None) -> Stream:
-    return getattr(current, "stream", None) or DEFAULT[number(on)]
+    return Stream(on, number_of=device.stream())
 
 
 def set_stream(stream: Stream) -> None:
-    current.stream = stream
+    device.set_stream(stream.cuda_stream)
 
 
 def synchronize(on: Any = None) -> None:
     if device.is_capturing():
         raise RuntimeError("operation not permitted when stream is capturing")
+    device.hear_all()
 
 
 class OnDevice:
@@ -271,18 +284,37 @@ class Nccl(device.Nccl):  # type: ignore[misc, name-defined]
 KEPT: list[Nccl] = []  # torch holds the C++ part alone
 
 
-def unpinned(make: Any) -> Any:
-    """A function that makes tensors, which pins no memory."""
+PINNED: list[torch.Tensor] = []  # for good, so that no other memory is taken for it
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory of the host that copies run to and from beside computing."""
+    if not any(one.data_ptr() == tensor.data_ptr() for one in PINNED):
+        PINNED.append(tensor)
+        device.pinned(tensor.data_ptr(), tensor.nbytes)
+    return tensor
+
+
+def pinning(make: Any) -> Any:
+    """A function that makes tensors."""
 
     def made(*given: Any, pin_memory: bool = False, **more: Any) -> Any:
-        return make(*given, **more)
+        return pinned(make(*given, **more)) if pin_memory else make(*given, **more)
 
     return made
 
 
 def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
-    assert isinstance(stream, Stream)
     assert tensor.is_cuda
+    device.record_stream(tensor.data_ptr(), stream.cuda_stream)
+
+
+def pass_that_runs() -> str:
+    """Of the thread that asks, as the interpreter knows it."""
+    frame = sys._getframe()
+    while frame is not None and not (frame.f_code.co_name == "run" and "interpreter" in frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else str(frame.f_locals["action"].name)
 
 
 def put(place: Any, **values: Any) -> None:
@@ -309,7 +341,7 @@ put(
     StreamContext=OnStream,
     synchronize=synchronize,
     current_stream=current_stream,
-    default_stream=lambda on=None: DEFAULT[number(on)],
+    default_stream=default_stream,
     set_stream=set_stream,
     CUDAGraph=Graph,
     graph=Capturing,
@@ -337,8 +369,14 @@ put(
 put(torch.cuda.graphs, CUDAGraph=Graph, graph=Capturing)
 put(torch.cuda.random, manual_seed=OWN.manual_seed, manual_seed_all=OWN.manual_seed)
 put(torch, Generator=Generator)
-put(torch, **{name: unpinned(getattr(torch, name)) for name in ("empty", "zeros", "ones", "empty_strided", "empty_like")})
-put(torch.Tensor, pin_memory=lambda self, *_: self, is_pinned=lambda self, *_: True, record_stream=record_stream)
+_device_constructors()  # torch remembers them, and so knows these in `with device:`
+put(torch, **{name: pinning(getattr(torch, name)) for name in ("empty", "zeros", "ones", "empty_strided", "empty_like")})
+put(
+    torch.Tensor,
+    pin_memory=lambda self, *_: pinned(self.clone()),
+    is_pinned=lambda self, *_: True,
+    record_stream=record_stream,
+)
 put(
     torch._C,
     **{f"_cuda_{name}": lambda *_: 0 for name in ("getCurrentRawStream", "exchangeDevice", "maybeExchangeDevice")},
@@ -350,3 +388,4 @@ put(
 put(c10d, ProcessGroupNCCL=Nccl, _NCCL_AVAILABLE=True, is_nccl_available=lambda: True)
 put(c10d, default_pg_nccl_timeout=c10d.default_pg_nccl_timeout or c10d.default_pg_timeout)
 put(dist, ProcessGroupNCCL=Nccl, is_nccl_available=lambda: True)
+device.in_pass(pass_that_runs)

@@ -129,8 +129,8 @@ class Trial:
         return {"gradient": max(gradients), "loss": max(losses), "left": left_in(pipe)}
 
     def clipped(self, pipe: Pipeline, most: float) -> dict[str, float]:
-        """After a step, without a wait for gradients: their norm, the unsplit model's norm, how far the clipped gradients
-        are from the unsplit model's."""
+        """After a step, without a wait for gradients: their norm, the unsplit model's norm, and how far the clipped
+        gradients are from the unsplit model's."""
         self.before(pipe.layers, pipe.place, 0)
         pipe.step(*(list(part) for part in self.batch(pipe.place, 0)))
         norm, whole = float(pipe.clip_grad_norm_(most)), self.unsplit(sum(pipe.counts))

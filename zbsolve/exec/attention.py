@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -164,4 +163,4 @@ _HELP = Handler(
     sliced=True,
     ended=lambda state, action: state.part(AttentionPeers).ended(action.name),
 )
-HANDLERS = dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART) | {kind: replace(_HELP, helps=of) for kind, of in HELPS.items()}
+HANDLERS = dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART) | dict.fromkeys(HELPS, _HELP)

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from ..handover import Handover
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Bools, pass_name
 from ..util.errors import BadInput
 from .base.program import Await
-from .handlers import HANDLERS, passes_where
+from .handlers import passes_where
 
 Times = NDArray[Any]
 
@@ -141,11 +140,10 @@ def together(schedule: Schedule, begin: Times) -> Times:
     return begins
 
 
-def received(handover: Handover, begin: Times, goes_on: Bools) -> tuple[Ints, Ints]:
+def received(handover: Handover, begin: Times) -> tuple[Ints, Ints]:
     """For each message, shape (messages,): the place in its receiver's order before which its receive is enqueued; and its
-    place in the order of all ranks, which also orders receives at the same place. begin: see `together`; goes_on: passes
-    whose rank goes on while their work is done, shape (passes,)."""
-    turn, rank = turns(handover, begin, goes_on), handover.schedule.problem.passes.rank
+    place in the order of all ranks, which also orders receives at the same place. begin: see `together`."""
+    turn, rank = turns(handover, begin), handover.schedule.problem.passes.rank
     sent, place = turn[handover.before], np.zeros(len(handover.before), np.int64)
     for number, rows in enumerate(handover.orders):
         own = rank[handover.after] == number
@@ -153,17 +151,17 @@ def received(handover: Handover, begin: Times, goes_on: Bools) -> tuple[Ints, In
     return np.minimum(place, handover.place[handover.after]), sent
 
 
-def turns(handover: Handover, begin: Times, goes_on: Bools) -> Ints:
+def turns(handover: Handover, begin: Times) -> Ints:
     """The place of each pass in the order of all ranks, shape (passes,); it never falls along a rank's order. Where no such
-    order exists (see `waits.circle`), passes are placed by their own times. begin, goes_on: as in `received`."""
+    order exists (see `waits.circle`), passes are placed by their own times. begin: see `together`."""
     problem, timeline = handover.schedule.problem, handover.schedule.timeline()
     only = problem.passes.that(begun=True) | passes_where(problem, "ends_with_step")
     turn = np.arange(len(begin)) if timeline.turn is None else timeline.turn
     place = np.zeros(len(begin), np.int64)
     place[np.lexsort((turn, begin, np.where(only, begin, timeline.end)))] = np.arange(len(begin))
     p, sums = problem.passes, passes_where(problem, "ends_with_step")
-    meets = bool((sums | p.that(together=True) | p.that(away=True)).any())  # do ranks synchronize other than by messages?
-    common = _common(handover, place, goes_on) if meets else None
+    meets = bool((sums | p.that(together=True)).any())  # do ranks synchronize other than by messages?
+    common = _common(handover, place) if meets else None
     if common is not None:
         return common
     for rows in handover.orders:
@@ -171,33 +169,20 @@ def turns(handover: Handover, begin: Times, goes_on: Bools) -> Ints:
     return place
 
 
-def _meetings(problem: Problem, helps: Ints, goes_on: Bools) -> Ints:
-    """A number for each pass, shape (passes,), the same for passes that ranks run together: the parts of a collective, those
-    of a sum, a pass and its helper."""
+def _meetings(problem: Problem) -> Ints:
+    """A number for each pass, shape (passes,), the same for passes that ranks run together: the parts of a collective, and
+    those of a sum."""
     count, number, sums = len(problem.passes), problem.collective, passes_where(problem, "ends_with_step")
     meetings = np.where(number >= 0, count + number, np.arange(count))
     meetings[sums] = 2 * count + problem.passes.stage[sums]
-    for helper, helped in helps[~goes_on[helps[:, 0]]].tolist():
-        meetings[helper] = meetings[helped]
     return np.unique(meetings, return_inverse=True)[1].ravel()
 
 
-def _helped(problem: Problem) -> Ints:
-    """Rows of helpers and of the passes that they help, shape (helpers, 2)."""
-    pairs = list[tuple[int, int]]()
-    for row in np.flatnonzero(passes_where(problem, "helps")).tolist():
-        helper = problem.passes[row]
-        names = (pass_name(k, helper.stage, helper.microbatch, helper.slice) for k in HANDLERS[helper.kind].helps)
-        pairs.append((row, next(problem.index[name] for name in names if name in problem.index)))
-    return np.array(pairs, np.int64).reshape(-1, 2)
-
-
-def _common(handover: Handover, turn: Ints, goes_on: Bools) -> Ints | None:
+def _common(handover: Handover, turn: Ints) -> Ints | None:
     """An order in which passes that run together share one place, as close to `turn` as possible; None if none exists."""
-    helps = _helped(handover.schedule.problem)
-    node = _meetings(handover.schedule.problem, helps, goes_on)
+    node = _meetings(handover.schedule.problem)
     ends = np.stack([handover.before, handover.after], 1)  # of each message
-    pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), helps, ends])
+    pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), ends])
     before, after = node[pairs].T
     before, after = before[before != after], after[before != after]
     size = int(node.max()) + 1

@@ -174,7 +174,7 @@ class Shared(Part):
 
     def __init__(self, c: Connecting) -> None:
         self._wires, self._timeout, self._device = c.wires, c.peers.timeout, c.device
-        self._behind, self._here, self._done = asked(c.parts, "wait_gradients"), frozenset(c.stages), set[int]()
+        self._behind = asked(c.parts, "wait_gradients")
         passes = () if self._behind else c.own.program.actions
         self.exchanged = frozenset(action.stage for action in passes if action.kind in HANDLERS)
         stage_of = [s for s, count in enumerate(c.own.counts) for _ in range(count)]
@@ -206,20 +206,16 @@ class Shared(Part):
 
     def begin_gradients(self) -> None:
         """A step begins. Only its own gradients are to be summed, so older ones are put aside."""
-        self._done = set()
         for bucket in self._buckets:
             bucket.kept = [p.grad for p in bucket.parameters]
             for parameter in bucket.parameters:
                 parameter.grad = None
 
     def exchange(self, stage: int) -> None:
-        """The pass C of a stage: start the sums to which no other stage here still adds. Never waits. Sums to which a stage
-        without a pass C adds start at the end of the step."""
-        if stage not in self.exchanged:
-            return
-        self._done.add(stage)
-        for bucket in self._buckets:
-            if stage in bucket.stages and self._here.intersection(bucket.stages) <= self._done:
+        """The pass C of a stage: start its sums. Never waits. Sums over tied stages start at the end of the step: ranks may
+        come to them in different orders (see `docs/nccl.md`)."""
+        for bucket in self._buckets if stage in self.exchanged else ():
+            if bucket.stages == (stage,):
                 bucket.start()
 
     def forget(self) -> None:

@@ -182,7 +182,7 @@ class _Lowering:
             if message.beside:
                 self.sides[message.after].append(message)
         self.companions, self.going_on = _companions(self.problem), _going_on(self.problem, self.orders)
-        self.received, sent = received(self.handover, begin, self.going_on)
+        self.received, sent = received(self.handover, begin)
         self.turn = dict(zip(self.messages, sent.tolist(), strict=True))
         self.makers, self.made = _makers(self.problem)
         self.shares = shares(self.problem)

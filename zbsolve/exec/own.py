@@ -21,9 +21,7 @@ from .mesh import parallelized
 from .sides import reading
 from .step_view import StepView
 from .transport.wires import Wires
-from .waits import circle
-
-MOST_NAMED = 6  # of the waits in a circle
+from .waits import check_ends
 
 
 def own_part(view: StepView, wires: Wires, given: Given) -> Own:
@@ -31,8 +29,7 @@ def own_part(view: StepView, wires: Wires, given: Given) -> Own:
     problem, whole = view.step, listed(given.layers)
     counts = layer_counts(problem, None if whole is None else len(whole))
     programs = lower(view, training=not forwards_alone(problem))
-    if given.device.type == "cuda" and view.part is None and (waits := circle(programs)):
-        raise BadInput(f"schedule: on GPUs its ranks would wait for each other: {'; '.join(waits[:MOST_NAMED])}")
+    check_ends(programs, given.device)
     if wires.size != problem.ranks:
         raise BadInput(f"the schedule is for {problem.ranks} ranks, but the process group has {wires.size}")
     if given.parallelize is not None and given.mesh is None:

@@ -91,16 +91,13 @@ class SideValues:
         for name, count in counts:
             more, gradients = gradients[:count], gradients[count:]
             before = self.gradients.get((name, microbatch), [None] * count)
-            self.gradients[name, microbatch] = [_sum(a, b) for a, b in zip(before, more, strict=True)]
+            pairs = zip(before, more, strict=True)
+            self.gradients[name, microbatch] = [a if b is None else b if a is None else a + b for a, b in pairs]
 
     def forget(self) -> None:
         """Drop all microbatches."""
         for by_microbatch in (self.values, self.gradients, self._got, self.made, self._rows):
             by_microbatch.clear()
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return a if b is None else b if a is None else a + b
 
 
 def _counted(sides: Mapping[str, Any]) -> list[tuple[str, int]]:

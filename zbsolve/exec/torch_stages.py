@@ -28,12 +28,11 @@ from ..util.errors import BadInput
 from ..util.temporary import temporary_folder
 from .backward.deferral import Deferral, Queue, run_queue
 from .backward.split import WRAPPERS, defer
-from .base.torch_private import compiles, load_order, pipeline_runtime
+from .base.torch_private import check_version, compiles, load_order, pipeline_runtime
 from .base.values import is_wrapped, wrapped_modules
 from .sharding.stage import Parameter, parameters_of_module
 
 OURS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
-MIN_TORCH = (2, 11)  # the first release that reads the compute-only CSV like all later ones
 MIN_TORCH_DEFER_RECV = (2, 13)  # the first with defer_pp_recv
 
 
@@ -162,11 +161,12 @@ def torch_schedule(
     `zbsolve.interchange.torch_csv.torch_order(schedule).microbatches` names. torch itself does not add up the gradients of a
     parameter that is tied across ranks.
 
-    Raises BadInput for what torch's runtime cannot express (see `torch_order`), a torch older than 2.11, stages that are not
-    this rank's, a parameter in two stages (torch would scale its gradient twice), and stages wrapped for data parallelism
+    Raises BadInput for what torch's runtime cannot express (see `torch_order`), stages that are not this rank's,
+    a parameter in two stages (torch would scale its gradient twice), and stages wrapped for data parallelism
     (deferred gradients do not pass their hooks).
     """
-    check_version(torch.__version__, defer_recv)
+    if defer_recv:
+        check_version(torch.__version__, MIN_TORCH_DEFER_RECV, "defer_pp_recv")
     order = torch_order(schedule, defer_recv=defer_recv)
     _check_stages(order, stages, dist.get_rank(group), dist.get_world_size(group))
 
@@ -184,14 +184,6 @@ def torch_schedule(
         path.write_text(order.csv, encoding="utf-8")
         load_order(runtime, str(path))
     return runtime
-
-
-def check_version(version: str, defer_recv: bool = False) -> None:
-    """Raise BadInput where a torch of this version cannot load our orders."""
-    oldest = MIN_TORCH_DEFER_RECV if defer_recv else MIN_TORCH
-    if tuple(map(int, version.split(".")[:2])) < oldest:
-        what = "defer_pp_recv" if defer_recv else "the compute-only CSV of its pipeline runtime"
-        raise BadInput(f"torch {version}: {what} needs torch {oldest[0]}.{oldest[1]} or newer")
 
 
 def _check_stages(order: TorchOrder, stages: Mapping[int, nn.Module], rank: int, ranks: int) -> None:

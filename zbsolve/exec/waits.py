@@ -1,23 +1,32 @@
-"""Can a step on GPUs deadlock? From the programs of all ranks this builds a graph of what waits for what; a circle in it is
-a deadlock. Hosts, streams and communicators follow the rules in `docs/nccl.md`. The graph has no times: without a circle the
-step ends, however long passes, messages and hosts take."""
+"""Can a step on GPUs deadlock? From the programs of all ranks this builds a graph of what waits for what, by the rules in
+`docs/nccl.md`. A circle in it is a deadlock. The graph has no times: without a circle the step ends, however long passes,
+messages and hosts take."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
+import torch
+
 from ..kinds import TABLE
+from ..util.errors import BadInput
 from .base.program import Action, Message, Program
 from .handlers import HANDLERS
 
-Helped = tuple[str, int, int]  # kind of the helper, stage, part
+MOST_NAMED = 6  # of what waits for each other
 
 
 def circle(programs: Sequence[Program]) -> tuple[str, ...]:
     """Why a step may deadlock: lines, each of which waits for the previous one, and the first for the last; () where it
     cannot. programs: of all ranks, as `lower` makes them."""
     return graph_of(programs).circle()
+
+
+def check_ends(programs: Sequence[Program], device: torch.device) -> None:
+    """Raise BadInput where a step on this kind of device may hang. programs: of all ranks; where one is given, none is."""
+    if device.type == "cuda" and len(programs) > 1 and (waits := circle(programs)):
+        raise BadInput(f"schedule: on GPUs its ranks would wait for each other: {'; '.join(waits[:MOST_NAMED])}")
 
 
 def graph_of(programs: Sequence[Program]) -> WaitGraph:
@@ -31,8 +40,7 @@ def graph_of(programs: Sequence[Program]) -> WaitGraph:
 
 class _Together:
     """What several ranks take part in. ends: of messages, collectives and copies. sends, receives: the calls of hosts.
-    joined: end of a collective → how many ranks start it. heard: (event, the copy of another rank that it waits for).
-    helpers: when a host begins a pass that helps another, and when it goes on. helped: when a host ended a helped pass."""
+    joined: end of a collective → how many ranks start it. heard: (event, the copy of another rank that it waits for)."""
 
     def __init__(self) -> None:
         self.graph = WaitGraph()
@@ -41,8 +49,6 @@ class _Together:
         self.receives: dict[Message, int] = {}
         self.joined = Counter[int]()
         self.heard: list[tuple[int, str]] = []
-        self.helpers: dict[Helped, tuple[int, int]] = {}
-        self.helped: dict[Helped, int] = {}
 
     def end(self, what: object, text: str) -> int:
         """The event that ends what several ranks start together."""
@@ -61,11 +67,6 @@ class _Together:
             before[self.receives[message]].append(self.sends[message])
         for event, name in self.heard:
             before[event].append(self.ends[name])
-        for at, over in self.helped.items():
-            came, goes_on = self.helpers[at]
-            before[over].append(came)
-            if goes_on != came:
-                before[goes_on].append(over)
 
 
 class _Rank:
@@ -149,7 +150,7 @@ class _Rank:
         """Launch the pass, on the stream of its kind."""
         handler, kind, name, together = HANDLERS[action.kind], TABLE[action.kind], action.name, self.together
         taken = [together.ends[message] for message in action.messages]
-        call = self.call(f"launches {name}")
+        self.call(f"launches {name}")
         if kind.together:
             end = together.end((action.kind, action.part), f"collective {action.kind}{action.part} ends")
             together.joined[end] += 1
@@ -163,13 +164,9 @@ class _Rank:
                 self.gathered[action.stage] = end
         elif handler.settle is not None:
             self.copy(action)
-        elif kind.away:
-            goes_on = call if action.goes_on else self.call(f"is over with {name}")
-            together.helpers[action.kind, action.stage, action.part] = call, goes_on
-        elif not handler.before_its_pass:
+        else:
             gathered = self.gathered.get(action.stage) if handler.uses_weights else None
             self.computed = self.enqueue("compute", f"runs {name}", [*taken, gathered])
-            self.get_help(action)
 
     def copy(self, action: Action) -> None:
         """An offload or reload. A thread launches a copy that waits for copies of other ranks; the host waits for the thread
@@ -186,14 +183,6 @@ class _Rank:
             end = self.enqueue(stream, f"copies {name}", [self.computed])
             self.begun[name] = None, end
         self.together.ends[name] = end
-
-    def get_help(self, action: Action) -> None:
-        """A host blocks in a pass that another rank helps until the help has come, and then enqueues the rest."""
-        helper = next((kind for kind in action.companions if action.kind in HANDLERS[kind].helps), None)
-        if helper is not None:
-            over = self.call(f"is over with {action.name}", [self.computed])
-            self.together.helped[helper, action.stage, action.part] = over
-            self.computed = self.enqueue("compute", f"runs the rest of {action.name}")
 
 
 def _named(message: Message) -> str:

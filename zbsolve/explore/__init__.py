@@ -1,4 +1,4 @@
-"""The playground: a page on this machine whose controls say a step, with its schedule, bubble, peaks and bound."""
+"""The playground: a local page with controls for a step, which shows its schedule, bubble, peaks and bound."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What the browser gets: the page with its controls, and the two parts of it that follow from a state."""
+"""The HTML of the playground: the page with its controls, and its two parts that depend on the state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_WIDTH, MAX_WIDTH = 560, 2400  # pixels of the chart; a narrower window scrol
 
 
 def controls_page(state: State, profile: Profile | None, wrong: str = "") -> str:
-    """The page with its controls at `state`; its script asks for the rest. wrong: a line about the address."""
+    """The page with its controls set to `state`; its script requests the other parts. wrong: an error in the address."""
     groups = [name for name in GROUPS if name not in HIDDEN[profile is not None]]
     model = (
         f"{len(profile.layers)} layers of {printable(profile.title)}" if profile else "a model of equal parts, one a rank"
@@ -53,7 +53,7 @@ def _control(slider: Slider | Choice, state: State, profile: Profile | None) -> 
 
 
 def answer_part(answer: Answer, seconds: float, lines: Sequence[str], width: int) -> str:
-    """Figures, chart, peaks and command lines of an answer that took so many seconds; width: pixels of the chart."""
+    """Figures, chart, peaks and command lines of an answer. seconds: the time that it took. width: pixels of the chart."""
     certificate, over = answer.certificate, answer.over
     chart = schedule_as_svg(answer.schedule, width=min(MAX_WIDTH, max(MIN_WIDTH, width)), notes=False)
     return render(
@@ -72,7 +72,7 @@ def answer_part(answer: Answer, seconds: float, lines: Sequence[str], width: int
 
 
 def _figures(answer: Answer) -> list[tuple[str, str, str]]:
-    """What stands large at the top: (label, value, note)."""
+    """The key figures at the top: (label, value, note)."""
     timeline, certificate = answer.schedule.timeline(), answer.certificate
     rank = max(range(len(answer.peaks)), key=answer.peaks.__getitem__)
     room = "" if answer.capacity is None else f", which has {format_bytes(answer.capacity[rank])}"
@@ -87,7 +87,7 @@ def _figures(answer: Answer) -> list[tuple[str, str, str]]:
 
 
 def _bars(answer: Answer) -> list[dict[str, str]]:
-    """A bar a rank: its peak, and what it has, as shares of the largest."""
+    """A bar for each rank: its peak and its capacity, relative to the largest."""
     room = answer.capacity or (0,) * len(answer.peaks)
     most = max(*answer.peaks, *room, 1)
     return [
@@ -116,7 +116,7 @@ def table_part(rows: Sequence[Row]) -> str:
 
 
 def _shorter(rows: Sequence[Row]) -> dict[str, str] | None:
-    """The shortest that was found in another placement than the page's, where it fits and is shorter."""
+    """The shortest schedule on another placement than the page's, if it fits and is shorter."""
     own, here = rows[0].answer, own_placement(rows[0].state)
     fitting = [row for row in rows if row.state.system == BEST and row.answer is not None and not row.answer.over]
     best = min(fitting, key=lambda row: row.answer.certificate.value, default=None)  # type: ignore[union-attr]
@@ -131,7 +131,7 @@ def _shorter(rows: Sequence[Row]) -> dict[str, str] | None:
 
 
 def _name(state: State) -> dict[str, str]:
-    """A system's name, which shows it when pressed."""
+    """A system's name, as a link to its state."""
     named = None if state.system == BEST else system(state.system)
     return {
         "system": state.system,
@@ -166,7 +166,7 @@ def _cells(row: Row, own: Answer | None) -> dict[str, Any]:
 
 
 def _lacking(answer: Answer) -> str:
-    """What the rank that lacks most has; "" where every rank has what it needs."""
+    """The capacity of the rank that lacks most memory; "" if no rank lacks any."""
     if not answer.over or answer.capacity is None:
         return answer.over
     rank = max(range(len(answer.peaks)), key=lambda r: answer.peaks[r] - (answer.capacity or ())[r])
@@ -174,7 +174,7 @@ def _lacking(answer: Answer) -> str:
 
 
 def wrong_part(message: str) -> str:
-    """One line for what a state asks and cannot have, and the control that it is about."""
+    """An error of a state in one line, with the control that it is about."""
     word = re.split(r"[: \[]", message)[0]
     about = "memory" if word == "capacity" else "system" if word in SYSTEM_NAMES else word
     known = about if about in {control.name for control in CONTROLS} else ""

@@ -1,5 +1,5 @@
-"""From a state to its schedule with value and bound; and what a running page remembers: its profile, answers by state, and
-the one longer search at a time."""
+"""Answers of the playground: from a state to its schedule with value and bound. A running page remembers its profile and
+answers by state, and runs at most one longer search at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..systems.problems import step_for
 from ..util.errors import BadInput, Infeasible, ZbsolveError
 from .state import BEST, SYSTEM_NAMES, State, in_its_placement, profile_of, step_of
 
-MAX_PASSES = 50_000  # of a step: two to three seconds; `zbsolve solve` takes any
+MAX_PASSES = 50_000  # of a step: it takes two to three seconds; `zbsolve solve` has no limit
 SEARCHED_PASSES, SEARCHED_WINDOWS = 2_000, 8  # passes, and ranks where the span counts: beyond, greedy answers
 EFFORT = 0.1
 COMPARE_SECONDS = 6.0  # for all systems together
@@ -30,9 +30,9 @@ BEST_PLACEMENTS = ("single", "loop", "vee")  # in which the comparison also sear
 
 @dataclass(frozen=True)
 class Answer:
-    """The schedule of a state, with its certificate. capacity: bytes that each rank has for activations, or None. over: why
-    that does not hold the schedule ("" where it does: then it was verified within it); its certificate is of the step
-    without a limit then. options: of `zbsolve solve`, those that say how it was searched."""
+    """The schedule of a state, with its certificate. capacity: bytes of each rank for activations, or None. over: why the
+    schedule does not fit into it; then its certificate is for the step without a limit. "": it fits, and was verified with
+    it. options: of `zbsolve solve`, for the same search."""
 
     state: State
     schedule: Schedule
@@ -54,7 +54,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Row:
-    """One system on the same model, ranks and microbatches; why: one line where it has no answer."""
+    """One system with the same model, ranks and microbatches. why: a line if it has no answer."""
 
     state: State
     answer: Answer | None
@@ -79,8 +79,8 @@ def _check_few(passes: int) -> None:
 
 
 def answer(state: State, profile: Profile | None = None) -> Answer:
-    """The schedule of a state: verified, with value and bound; of a named system too large for the memory as well, with
-    the reason. Raises BadInput, Infeasible, NotFound."""
+    """The verified schedule of a state, with value and bound. A named system that does not fit the memory is also returned,
+    with the reason. Raises BadInput, Infeasible, NotFound."""
     state = in_its_placement(state)
     problem = problem_of(state, profile)
     method = _searched_by(problem) if state.system == BEST else state.system
@@ -95,24 +95,24 @@ def answer(state: State, profile: Profile | None = None) -> Answer:
 
 
 def _searched_by(problem: Problem) -> str:
-    """The method that has an answer within a second: "auto" asks for bounds again and again, within less and less memory,
-    and a bound of the span looks at every rank in the window of every other."""
+    """The method that answers within a second: "auto" computes bounds for decreasing memory again and again, and a bound of
+    the span considers every rank in the window of every other."""
     looks = problem.ranks if problem.objective == "span" else 1
     return "auto" if len(problem.passes) <= SEARCHED_PASSES and looks <= SEARCHED_WINDOWS else "greedy"
 
 
 def searched_on(start: Answer, seconds: float, progress: Callable[[Search], None]) -> Answer:
-    """The answer after a search of so many seconds more, from what is there; `progress` is called with the search's state
-    whenever value or bound got better. Never worse."""
+    """The answer after a further search of so many seconds from `start`; it is never worse. progress: called with the
+    search's state whenever value or bound improves."""
     problem = start.schedule.problem
     more = solve(problem, seconds=seconds, hint=start.schedule, progress=progress)
     return replace(start, schedule=better(start.schedule, more), options=f"--seconds {seconds:g}")
 
 
 def compared(state: State, answered: Callable[[State], Answer]) -> Iterator[tuple[Row, ...]]:
-    """The state's own row first, then searches in the usual placements and every named system, shortest first, those that
-    do not fit or are not defined last: all rows so far, after each. answered: gives the answer of a state, and may know it
-    already."""
+    """Yields all rows so far, after each new one. The state's own row is first; then searches on the usual placements and
+    all named systems, the shortest first, and those that do not fit or are not defined last. answered: state → its answer,
+    which may be cached."""
     began, rows = time.monotonic(), dict[State, Row]()
     for wanted in _others(state):
         late, placed = time.monotonic() - began > COMPARE_SECONDS, wanted
@@ -127,7 +127,7 @@ def compared(state: State, answered: Callable[[State], Answer]) -> Iterator[tupl
 
 
 def _others(state: State) -> Iterator[State]:
-    """The state itself, then all that it is compared with."""
+    """The state itself, then all states that it is compared with."""
     yield state
     for placement in (state.placement, *BEST_PLACEMENTS):
         yield replace(state, system=BEST, placement=placement)
@@ -147,7 +147,7 @@ AT_ONCE = 2  # answers that are worked out at the same time; further ones wait
 
 
 class Playground:
-    """Answers states, from several threads. profile: the user's, or None; path: as commands name it."""
+    """Answers states for several threads. profile: the user's, or None. path: of its file, for command lines."""
 
     def __init__(self, profile: Profile | None = None, path: str = "") -> None:
         self.profile, self.path = profile, path
@@ -158,7 +158,7 @@ class Playground:
         self._over = threading.Event()
 
     def answer(self, state: State) -> tuple[Answer, float]:
-        """The answer, and the seconds that it took when it was worked out. Raises what the function of this name raises."""
+        """The answer, and the seconds that its computation took. Raises as the function of this name."""
         state = in_its_placement(state)
         with self._turns:
             with self._keeping:
@@ -174,8 +174,8 @@ class Playground:
         return compared(state, lambda other: self.answer(other)[0])
 
     def search(self, state: State) -> Iterator[Search | Answer]:
-        """A longer search from a state's answer: its state at every progress, and the answer at the end, which is the
-        state's from then on. Raises BadInput while another one runs."""
+        """A longer search from a state's answer. Yields its progress, and at the end the answer, which replaces the state's.
+        Raises BadInput while another one runs."""
         start, _ = self.answer(state)
         if start.over:
             raise BadInput("system: this schedule does not fit the memory; a search starts from one that does")
@@ -208,8 +208,8 @@ class Playground:
             self._longer.release()
 
     def warm(self, state: State) -> None:
-        """Begin to answer and compare a state, so that kernels and tables are loaded before somebody waits for them. Returns
-        at once."""
+        """Start to answer and compare a state in a thread, so that kernels and tables are loaded before the first request.
+        Returns at once."""
 
         def answer_all() -> None:
             for _ in self.compared(state):
@@ -219,8 +219,8 @@ class Playground:
         threading.Thread(target=answer_all).start()
 
     def stop(self) -> None:
-        """End all threads: a longer search now, others after the answer that they work out. They are no daemons, so that
-        Python waits for them at exit: it would tear a daemon out of CP-SAT, and that aborts the process."""
+        """End all threads: a longer search now, others after their current answer. They are not daemons, since a daemon that
+        Python stops inside CP-SAT aborts the process; Python waits for them at exit."""
         self._over.set()
         running = self._running
         if running is not None:

@@ -1,7 +1,7 @@
-"""The server of the page: on this machine's loopback alone, under an address that nobody else can guess.
+"""The server of the page. It listens on the loopback interface only, under an address with a secret token.
 
-Starlette checks the Host header (a name that somebody's DNS points here is refused) and streams; uvicorn limits what a
-request may be. Requests have no bodies, and nothing is kept but answers in memory.
+Starlette checks the Host header (against DNS rebinding) and streams responses; uvicorn limits requests. Requests have no
+bodies, and only answers are kept, in memory.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ STALE = (
 
 
 def serve(playground: Playground, state: State, port: int, seconds: float | None, started: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C, or for so many seconds. port: 0 for any free one. state: what the page begins with.
-    started: called with the address. Raises BadInput where the port cannot be had, KeyboardInterrupt."""
+    """Serve the page until Ctrl-C, or for so many seconds. port: 0 for any free one. state: of the page at first. started:
+    called with the address. Raises BadInput if the port is not available, and KeyboardInterrupt."""
     token = secrets.token_urlsafe(16)
     listening = _listen(port)
     address = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/" + (f"?{state.query}" if state.query else "")
@@ -70,7 +70,7 @@ def serve(playground: Playground, state: State, port: int, seconds: float | None
 
 
 def new_server(playground: Playground, token: str) -> uvicorn.Server:
-    """The server of the page below `/<token>/`, for a socket that listens already."""
+    """The server of the page below `/<token>/`, for a socket that is listening already."""
     return uvicorn.Server(
         uvicorn.Config(
             application(playground, token),
@@ -126,7 +126,7 @@ def application(playground: Playground, token: str) -> Starlette:
 
 
 def _page(playground: Playground, request: Request) -> Response:
-    """The page; where its address is wrong, as it begins, with the line that says so."""
+    """The page; if the query in its address is wrong, the default page with an error line."""
     try:
         return HTMLResponse(controls_page(State.parse(request.url.query), playground.profile))
     except BadInput as error:
@@ -148,12 +148,12 @@ def _answer(playground: Playground, state: State, width: int) -> str:
 
 
 def _streamed(pieces: Iterator[dict[str, str]]) -> StreamingResponse:
-    """A line of JSON a piece, as it comes: {"said": text} while it is worked on, {"part": HTML} to show."""
+    """A response with a line of JSON for each piece, sent at once: {"said": text} for progress, {"part": HTML} to show."""
     return StreamingResponse((json.dumps(piece) + "\n" for piece in pieces), media_type="application/x-ndjson")
 
 
 def _table(playground: Playground, state: State) -> Iterator[dict[str, str]]:
-    """The table with more and more rows."""
+    """The table, repeatedly, while it gets more rows."""
     shown, rows = time.monotonic(), tuple[Row, ...]()
     for rows in playground.compared(state):
         if time.monotonic() - shown > TABLE_SECONDS:
@@ -163,7 +163,7 @@ def _table(playground: Playground, state: State) -> Iterator[dict[str, str]]:
 
 
 def _search(playground: Playground, state: State, width: int) -> Iterator[dict[str, str]]:
-    """What a longer search has found, at every progress, and the answer at its end."""
+    """The progress of a longer search, and the answer at its end."""
     began = time.monotonic()
     try:
         for now in playground.search(state):
@@ -175,7 +175,7 @@ def _search(playground: Playground, state: State, width: int) -> Iterator[dict[s
 
 
 def _schedule(playground: Playground, state: State) -> Response:
-    """The file that `zbsolve check` reads."""
+    """The schedule's file, for `zbsolve check`."""
     answer, _ = playground.answer(state)
     if answer.over:
         raise BadInput(f"memory: {answer.over}: there is no schedule to save")
@@ -186,7 +186,7 @@ def _schedule(playground: Playground, state: State) -> Response:
 
 
 class _SafeHeaders:
-    """Every response says that nothing outside may be loaded, framed, cached or told of the address."""
+    """Adds headers to every response: no external resources, no frames, no caching, no referrer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

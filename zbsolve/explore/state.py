@@ -1,7 +1,7 @@
-"""What the controls of the page say, as a record that an address holds: `State` ↔ the query behind `?`.
+"""`State`: the values of the page's controls, also as the query of an address.
 
-A control is a row of CONTROLS: parsing, printing, limits and the page's form all read that table. A state is also a
-profile, a step, and the command lines that give the same.
+A control is a row of CONTROLS, which defines its parsing, printing, limits and form on the page. A state also gives a
+profile, a step, and the command lines for the same schedule.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ NUMBERS_FILE = "numbers.json"  # of the command line
 
 
 def in_its_placement(state: State) -> State:
-    """The state with what its named system prescribes: its backward, and its placement where the state's is of another
-    shape."""
+    """The state with the backward of its named system, and with the system's placement if the state's has another shape."""
     if state.system == BEST:
         return state
     backward = "fused" if system(state.system).fused else "split"
@@ -38,8 +37,8 @@ def in_its_placement(state: State) -> State:
 
 
 def own_placement(state: State) -> str:
-    """The placement in which the state's system runs, also where that cannot be: the state's, or what a named system
-    prescribes where that has another shape."""
+    """The placement of the state's system: the state's, or the named system's if that has another shape. The system may not
+    be defined for it."""
     if state.system == BEST:
         return state.placement
     own = system(state.system).placement
@@ -47,7 +46,7 @@ def own_placement(state: State) -> str:
 
 
 def step_of(state: State) -> Step:
-    """The step that the state says. Raises BadInput."""
+    """The step of a state. Raises BadInput."""
     named = state.partition if not state.partition[0].isdigit() else tuple(map(int, state.partition.split(",")))
     return Step(
         state.ranks,
@@ -62,12 +61,12 @@ def step_of(state: State) -> Step:
 
 
 def _features(state: State) -> dict[str, str]:
-    """What the state says of features' fields."""
+    """The state's values of features' fields."""
     return {name: text for name in FEATURES if (text := getattr(state, name)) != NONE}
 
 
 def profile_of(state: State) -> Profile:
-    """The model of a state without a profile: a layer a stage of its placement. Raises BadInput."""
+    """The model of a state without a profile, with one layer for each stage. Raises BadInput."""
     if not state.F + state.B + state.W:
         raise BadInput("F: forward and backward take no time: give at least one of F, B, W")
     return given_profile({"ranks": str(_stages(state)), **_numbers(state)})
@@ -78,8 +77,8 @@ def _stages(state: State) -> int:
 
 
 def _numbers(state: State) -> dict[str, str]:
-    """What `zbsolve numbers` is told: option → one value, or one a stage. A stage is a piece of the model, which has as many
-    equal parts as there are ranks."""
+    """Options of `zbsolve numbers` → one value, or one for each stage. The model has as many equal parts as there are ranks,
+    and stages divide it."""
     stages = _stages(state)
     share = state.ranks / stages
     slow = [stage * state.ranks // stages + 1 == state.slow_part for stage in range(stages)]
@@ -92,8 +91,8 @@ def _numbers(state: State) -> dict[str, str]:
 
 
 def commands(state: State, path: str, options: str) -> tuple[str, ...]:
-    """The command lines that make the same schedule: of `zbsolve numbers` where there is no profile at `path`, then of
-    `zbsolve solve` with these further options."""
+    """The command lines that make the same schedule: `zbsolve numbers` if the state has no profile, then `zbsolve solve`
+    with these further options. path: of the profile."""
     step = {
         "ranks": str(state.ranks),
         "microbatches": str(state.microbatches),
@@ -138,8 +137,8 @@ class _Control:
 
 @dataclass(frozen=True)
 class Slider(_Control):
-    """A number. least, most: allowed; upto: where the slider ends, which a typed number may pass; unit: behind it;
-    zero: what 0 means, where it is no number like others."""
+    """A number. least, most: the allowed range. upto: the end of the slider; larger numbers can be typed. unit: shown after
+    the number. zero: the meaning of 0, if it is a special value."""
 
     unit: str
     least: float
@@ -167,7 +166,7 @@ class Slider(_Control):
         return str(value) if self.whole else _plain(value)
 
     def check(self, value: float) -> None:
-        """Raise BadInput where it is out of range."""
+        """Raise BadInput if the value is out of range."""
         if not (math.isfinite(value) and self.least <= value <= self.most):
             unit = f" {self.unit}" if self.unit else ""
             raise BadInput(f"{self.name}: {value:g} is not from {self.least:g} to {self.most:g}{unit}")
@@ -175,8 +174,7 @@ class Slider(_Control):
 
 @dataclass(frozen=True)
 class Choice(_Control):
-    """One of several texts. options: (text, what the page calls it); free: whether others may be typed, for others to
-    check."""
+    """One of several texts. options: (text, label on the page). free: other texts may be typed; they are checked later."""
 
     options: tuple[tuple[str, str], ...]
     group: str
@@ -191,7 +189,7 @@ class Choice(_Control):
         return value
 
     def check(self, value: str) -> None:
-        """Raise BadInput where it is none of them."""
+        """Raise BadInput if the text is not one of the options."""
         known = [text for text, _ in self.options]
         if value not in known and not self.free:
             raise BadInput(f"{self.name}: '{value[:40]}' is none of {', '.join(known)}")
@@ -232,11 +230,11 @@ CONTROLS: tuple[Slider | Choice, ...] = (
 
 
 class _State:
-    """Everything that the page shows follows from this, and from the profile if there is one: a field for each control.
+    """The values of all controls. Everything on the page follows from them, and from the profile if there is one.
 
-    placement, objective: as `Step` takes them; partition: as well, by name, and of account with a profile alone. system: a
-    name of the table, or "best": a search. backward: "split" into B and W, or "fused" (a named system has its own). memory:
-    GiB a rank, 0 for no other limit than the profile's. Fields of features: as their options are written, or "none".
+    placement, objective: as in `Step`. partition: as in `Step`, by name; used with a profile only. system: a named schedule,
+    or "best": a search. backward: "split" into B and W, or "fused" (a named system has its own). memory: GiB of a rank, 0:
+    no other limit than the profile's. Fields of features: values of their options, or "none".
 
     Without a profile the model is `ranks` equal parts. F, B, W: ms of a part for one microbatch; until_B, until_W: GiB that
     it keeps from F until the end of B and of W; comm: ms of a message between two ranks. slow_part: a part (1 is the first,
@@ -263,14 +261,14 @@ class _State:
 
     @property
     def query(self) -> str:
-        """The state as an address holds it; what is as usual is left out."""
+        """The state as the query of an address; default values are left out."""
         changed = {c.name: c.print(getattr(self, c.name)) for c in CONTROLS if getattr(self, c.name) != c.usual}
         return urlencode(changed)
 
     @classmethod
     def parse(cls, query: str) -> State:
-        """The state that a query says; what it leaves out is as usual. A whole address is read as the query behind its
-        `?`. Raises BadInput naming the control."""
+        """The state of a query; missing values have their defaults. A whole address is accepted too: its query is read.
+        Raises BadInput naming the control."""
         if len(query) > MAX_QUERY:
             raise BadInput(f"address: longer than {MAX_QUERY} characters")
         known = {control.name: control for control in CONTROLS}

@@ -83,12 +83,8 @@ def _linear(layer: nn.Linear, deferral: Deferral, x: Tensor) -> Tensor:
 # --- Several linear layers of the same size as one product, as in experts ---
 
 
-def _product(x: Tensor, weight: Tensor, bias: None) -> Tensor:
-    return torch.bmm(x, weight.transpose(1, 2))
-
-
 BATCHED = Op(
-    plain=_product,
+    plain=lambda x, weight, bias: torch.bmm(x, weight.transpose(1, 2)),
     x_gradient=lambda dy, x, weight: dy.bmm(weight),
     gradients=lambda dy, x, weight, bias: (dy.transpose(1, 2).bmm(x), None),
     add=lambda dy, x, weight, bias: accumulate_product(weight, dy.transpose(1, 2), x),
@@ -106,12 +102,10 @@ def _batched_linear(layer: BatchedLinear, deferral: Deferral, x: Tensor) -> Tens
 # --- Embedding ---
 
 
-def _look_up(ids: Tensor, weight: Tensor, bias: None, padding: int, by_frequency: bool) -> Tensor:
-    return functional.embedding(ids, weight, None if padding < 0 else padding, scale_grad_by_freq=by_frequency)
-
-
 EMBEDDING = Op(
-    plain=_look_up,
+    plain=lambda ids, weight, bias, padding, by_frequency: functional.embedding(
+        ids, weight, None if padding < 0 else padding, scale_grad_by_freq=by_frequency
+    ),
     x_gradient=lambda *args: None,  # type: ignore[arg-type]  # whole numbers have no gradient
     gradients=lambda dy, ids, weight, bias, *args: (aten.embedding_dense_backward(dy, ids, weight.shape[0], *args), None),
 )

@@ -102,7 +102,6 @@ class Handler:
     sliced: it can run for one slice of a sequence.
     before_its_pass: it runs nothing; the next pass of its stage and part does its work. Where that pass does not follow
     directly, a rank that helps it goes on in the meantime.
-    helps: the kinds of passes, of its stage and part, that it helps from another rank.
     ends_with_step: it sums gradients over ranks, and the end of the step tells when it ended.
     does: its work, if it is no plain computation: with sharded parameters "gather" or "reduce", with offload "offload" or
     "reload", with a sharded vocabulary "broadcast", "merge", "sum" or "embedding".
@@ -123,7 +122,6 @@ class Handler:
     only_time: bool = False
     sliced: bool = False
     before_its_pass: bool = False
-    helps: tuple[str, ...] = ()
     ends_with_step: bool = False
     reads: str = ""
     does: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -29,9 +30,22 @@ from torch.nn.modules.batchnorm import _NormBase as BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten, treespec_dumps, treespec_loads
 
+from ...util.errors import BadInput
+
 # Torch's own, passed on unchanged; everything else is defined here.
 __all__ = ["BatchNorm", "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "TreeSpec"]
 __all__ += ["tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "treespec_dumps", "treespec_loads"]
+
+OLDEST = (2, 11)  # torch with which all was seen to run
+
+
+def check_version(version: str, oldest: tuple[int, int], what: str) -> None:
+    """Raise BadInput where a torch of this version is older than what `what` needs."""
+    if tuple(map(int, version.split(".")[:2])) < oldest:
+        raise BadInput(f"torch {version}: {what} needs torch {oldest[0]}.{oldest[1]} or newer")
+
+
+check_version(torch.__version__, OLDEST, "zbsolve")
 
 # --- Autograd ---
 
@@ -300,10 +314,14 @@ def fsdp_mark(name: str) -> bool:
 
 
 def pipeline_runtime(stages: Iterable[Any], microbatches: int, **options: Any) -> Any:
-    """A runtime whose order is read from a CSV file (see `load_order`)."""
+    """A runtime whose order is read from a CSV file (see `load_order`). The first step of torch 2.11 begins with messages
+    between consecutive stages. Those of a rank to itself are left out, since gloo does not carry them."""
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-    return _PipelineScheduleRuntime(list(stages), microbatches, **options)  # type: ignore[no-untyped-call]
+    for stage in (kept := list(stages)):
+        rank, ops = stage.group_rank, stage._get_init_p2p_neighbors_ops
+        stage._get_init_p2p_neighbors_ops = lambda rank=rank, ops=ops: [op for op in ops() if op.group_peer != rank]
+    return _PipelineScheduleRuntime(kept, microbatches, **options)  # type: ignore[no-untyped-call]
 
 
 def load_order(runtime: Any, path: str) -> None:
@@ -318,7 +336,7 @@ MASK_POSITIONS = {
     torch.ops.aten.convolution_backward.default: 10,
     torch.ops.aten.native_layer_norm_backward.default: 7,
     torch.ops.aten.native_group_norm_backward.default: 9,
-    **({torch.ops.aten._fused_rms_norm_backward.default: 5} if hasattr(torch.ops.aten, "_fused_rms_norm_backward") else {}),
+    torch.ops.aten._fused_rms_norm_backward.default: 5,
 }
 
 
@@ -342,7 +360,7 @@ def capture_block(stack: ExitStack, block: nn.Module, inputs: tuple[Any, ...]) -
         try:
             captured: Any = dynamo_graph_capture_for_export(block)(*inputs)
         except AssertionError as error:
-            if "backend_input" not in str(error):
+            if "backend_input" not in f"{error} {traceback.extract_tb(error.__traceback__)[-1].line}":  # 2.11 says no more
                 raise
             raise NoOperations from error
     if "tracing_context" in captured.meta:
@@ -420,7 +438,8 @@ def decompositions() -> dict[Any, Any]:
     from torch._inductor.decomposition import select_decomp_table
 
     with config.patch(fallback_random=True):
-        return select_decomp_table()
+        table = select_decomp_table()
+    return {of: how for of, how in table.items() if torch.Tag.nondeterministic_seeded not in getattr(of, "tags", ())}
 
 
 def partition_joint(joint: Any, mode: Any, forwards: int, fixed: list[int], least: bool) -> tuple[Any, Any]:

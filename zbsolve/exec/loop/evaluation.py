@@ -24,6 +24,7 @@ from ..reports import Reports, Table
 from ..sides import reading
 from ..transport.format import receive_value, send_value
 from ..transport.peers import together
+from ..waits import check_ends
 from .gradients import OnRank, beside
 
 WHAT = "evaluation"
@@ -153,8 +154,9 @@ def _round(pipeline: OnRank, count: int, with_loss: bool) -> RankRunner:
     """What runs the forwards of `count` microbatches (at most as many as a step has) in the schedule's order, to their
     losses or to their outputs, with a mailbox of its own."""
     view, peers, known = pipeline.view.forwards(count), pipeline.peers, pipeline.hooks
-    program = lower(view, training=False)[view.ranks.index(pipeline.rank)]
-    program = reading(program, {s: stage.layers for s, stage in pipeline.stages.items()})
+    programs = lower(view, training=False)
+    check_ends(programs, pipeline.device)
+    program = reading(programs[view.ranks.index(pipeline.rank)], {s: stage.layers for s, stage in pipeline.stages.items()})
     gpu, mailbox = device_and_mailbox(peers, program, pipeline, known)
     stages = {s: ForwardStage(stage, with_loss, s == view.step.stages - 1) for s, stage in pipeline.stages.items()}
     features = [part for feature in pipeline.parts if (part := feature.for_forwards(stages)) is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from .wires import FORMATS, Wires, reason
 
 POLL_SECONDS = 0.001  # between two checks of what was sent
 SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # up to 16 sends of at most 4 KiB are not worth a check
+ZEROS = "nobody used a part of what its stage was given, as all was before: from now on its gradient is zeros, and not None"
 Key = tuple[tuple[int, ...], int]  # a channel, and the number of the input's shape
 
 
@@ -160,7 +162,7 @@ class Mailbox:
         self.trained: Callable[[], Mapping[str, bool]] = dict
         self._wires, self._mesh = wires, mesh
         self._incoming = dict(incoming)
-        self._device = device
+        self._device, self._said_zeros = device, False
         self._timeout = timedelta(seconds=timeout)
         self._formats: dict[Key, Format] = {}
         self._gradients: dict[Key, Format] = {}
@@ -237,6 +239,9 @@ class Mailbox:
             if right is not None and form != right:
                 if not (message.gradient and form.lacks(right)):
                     raise BadInput(_unlike(form, right, self._trained.get(key, {}), self.trained()))
+                if agreed is not None and not self._said_zeros:
+                    self._said_zeros = True
+                    warnings.warn(f"pass {message.before}: {ZEROS}", stacklevel=2)
                 value = value if agreed is None else agreed.completed(value, self._device)
             if agreed is None:
                 if message.gradient:
