@@ -9,6 +9,7 @@ from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ortools.sat.python.cp_model import OPTIMAL
 
@@ -16,7 +17,7 @@ from zbsolve import BadInput, Edge, Layer, Link, Problem, Profile, Schedule, Ste
 from zbsolve.cli import main
 from zbsolve.ilp.cp import make_solver, solve_cp
 from zbsolve.ilp.every_split import SplitModel, SplitSearch, proven_again
-from zbsolve.partition.splits import Splits, Wave
+from zbsolve.partition.splits import Lanes, Splits, Wave, least_of_ranks
 from zbsolve.partition.stage_costs import least_step
 from zbsolve.search.climb import moved_layers
 from zbsolve.util.clock import Clock
@@ -66,6 +67,11 @@ def shortest(profile: Profile, step: Step, stages: int) -> int | None:
     return min(found, default=None)
 
 
+def least_of(splits: Splits, split: tuple[int, ...]) -> int:
+    """µs that a split takes at least, by what each of its ranks does."""
+    return int(-(-least_of_ranks(Lanes(splits).numbers, np.array(split)).max() // splits.unit))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_split_has_a_schedule_below_the_bound(seed: int) -> None:
     """Every split and order. Nor is more proven than there is, whatever a file says; and the bound is more than that which
@@ -107,7 +113,7 @@ def test_cuts_of_one_split_hold_in_every_other(seed: int) -> None:
     for split in every:
         cuts = SplitModel(splits, MANY).lanes.cuts(split)
         own = max(value for value, _ in cuts) / splits.unit
-        assert SplitModel(splits, MANY).lanes.least([split])[0] <= -(-own // 1) <= optima[split]
+        assert least_of(splits, split) <= -(-own // 1) <= optima[split]
         for other in every[:: max(1, len(every) // 6)]:
             model = SplitModel(splits, MANY)
             for _, cut in cuts:
@@ -292,20 +298,30 @@ def test_splits_of_several_hundred_passes_are_looked_at_alone() -> None:
     assert proven_again(splits, replace(search.found, apart=search.found.apart[1:]), 60.0)
 
 
-def test_splits_that_rise() -> None:
-    """On four ranks of two stages the first stages have 1, 2, 3 layers and the share, or shorter steps; a rank's other stage
-    has the rest, of several others the last two. With one stage a rank there is nothing to make up with."""
+@pytest.mark.parametrize("seed", range(8))
+def test_descents_end_at_the_split_of_the_least_bound(seed: int) -> None:
+    """Of all splits of few layers the first one found has the least of what cuts say, or of what ranks take. Where no time
+    is left there are none."""
+    profile, step, stages = drawn(random.Random(seed))
+    splits = Splits.of(step.costs(profile))
+    assert splits is not None
+    lanes, layers = Lanes(splits), len(profile.layers)
+    every = [tuple(b - a for a, b in pairwise((0, *ends, layers))) for ends in combinations(range(1, layers), stages - 1)]
+    found, clock = lanes.descents(every[-1:], Clock(1.0, 1.0), seed), Clock(1.0, 1.0)
+    least = {split: least_of(splits, split) for split in every}
+    assert set(found) <= set(every)
+    assert min(least[split] for split in found) == min(least.values())
+    clock.spend(1.0)
+    assert lanes.descents(every, clock, seed) == []
 
-    def rising(placement: str, stages: int) -> list[tuple[int, ...]]:
-        splits = Splits.of(Step(4, 4, placement, "equal", fused=True).costs(equal_layers(8 * stages)))
-        assert splits is not None
-        return SplitSearch(splits, MANY).lanes.rising()
 
-    assert rising("loop", 8) == [(1, 2, 3, 8, 15, 14, 13, 8), *[(1, 1, 2, 8, 15, 15, 14, 8)] * 2]
-    assert rising("loop4", 16)[0] == (1, 2, 3, 8, 8, 8, 8, 8, 11, 11, 10, 8, 12, 11, 11, 8)
-    assert rising("vee", 8)[0] == (1, 2, 3, 8, 8, 13, 14, 15)
-    assert rising("0,0,1,2,3", 5)[0] == (1, 15, 8, 8, 8)  # a rank's only stage keeps its share
-    assert rising("single", 4) == []
+def test_descents_know_what_fits() -> None:
+    """Two ranks, two microbatches, three layers of 3 and 6 µs, of which each rank has room for two. On a rank with two of
+    them the second microbatch waits for the first."""
+    splits = Splits.of(replace(Step(2, 2, "single", "equal", fused=True), memory="2B,2B").costs(equal_layers(3, 3.0, 6.0)))
+    assert splits is not None
+    assert [least_of(splits, split) for split in ((1, 2), (2, 1))] == [45, 54]
+    assert Lanes(splits).descents([(2, 1)], Clock(1.0, 1.0), 0)[0] == (1, 2)
 
 
 def test_bytes_that_go_before_the_backward_make_another_step() -> None:

@@ -191,8 +191,8 @@ class SplitModel:
 @dataclass
 class SplitSearch:
     """The search for the bound. below: the value of the best known schedule, µs, at which the search ends. looked, apart,
-    full: see `EverySplit`. best: the bound of each split that was looked at, µs. known: bounds that an exact solver proved
-    elsewhere, µs. ended: whether the bound has reached `below`."""
+    full: see `EverySplit`. known: bounds that an exact solver proved elsewhere, µs. ended: whether the bound has reached
+    `below`."""
 
     splits: Splits
     below: int
@@ -200,7 +200,6 @@ class SplitSearch:
     looked: list[Split] = field(default_factory=list)
     apart: list[tuple[Split, int, str]] = field(default_factory=list)
     full: list[int] = field(default_factory=list)
-    best: dict[Split, int] = field(default_factory=dict)
     known: dict[Split, int] = field(default_factory=dict)
     ended: bool = False
 
@@ -228,7 +227,6 @@ class SplitSearch:
             time, split = solver.value(model.time), model.split_of(solver)
             cuts = model.lanes.cuts(split)
             most = -(-max(value for value, _ in cuts) // unit)
-            self.best[split] = most
             full = [rank for rank in model.overfull(split, time) if rank not in self.full]
             for rank in full:
                 model.fill(rank)
@@ -268,7 +266,6 @@ class SplitSearch:
         bound, kind = alone(self.splits, split), PATH
         if bound < self.below and self._refuted(split, clock):
             bound, kind = self.below, WHOLE
-        self.best[split] = max(self.best[split], bound)
         if bound <= time:
             return False
         self._model.set_apart(split)

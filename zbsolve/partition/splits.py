@@ -37,14 +37,17 @@ from ..layer import layer_cuts
 from ..problem import Problem
 from ..schedule import EverySplit, LayerRow
 from ..tables import Ints
+from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible
+from ..util.kernels import kernel
 from .cuts import Floats
 from .stage_costs import StageCosts
 from .stage_memory import StageMemory
 
 MAX_LAYERS = 100_000  # most layers of a file
 SCALE = 1000  # units in a µs, where layers' times are not whole
-STEPS = (1.0, 0.75, 0.5)  # layers by which each next rank's first stage is longer (see `Lanes.rising`)
+NEARLY, MAX_DESCENTS = 0.001, 2000  # descents go on from splits that cost at most so much more; the most descents
+SECONDS_PER_DESCENT, SECONDS_PER_CUT = 2e-9, 2e-6  # effort: of two stages and two lanes; of a pass in cuts
 ROUNDED = 502  # units that a stage's pass may be shorter than its layers: half a µs, and the rounding of units
 
 
@@ -214,6 +217,94 @@ class Part(NamedTuple):
 Cut = tuple[Part, ...]
 
 
+class LaneNumbers(NamedTuple):
+    """What compiled code reads of lanes. turns: F and the backward of the last stage of each rank; held: bytes of the layers
+    before a; room: of each rank."""
+
+    totals: Ints
+    kind: Ints
+    stage: Ints
+    rank: Ints
+    less: Ints
+    waits: Ints
+    turns: Ints
+    held: Ints
+    room: Ints
+    microbatches: int
+
+
+@kernel
+def least_of_ranks(t: LaneNumbers, counts: Ints) -> Ints:
+    """Units that a split takes at least, by each rank: its path with one jump over all microbatches, or with waves, and what
+    is behind a lane."""
+    path, ends, sizes = len(t.waits), np.zeros(len(counts) + 1, np.int64), np.zeros(len(t.room), np.int64)
+    ends[1:] = np.cumsum(counts)
+    length, start, least = np.empty(len(t.kind), np.int64), t.waits.copy(), np.zeros(len(t.room), np.int64)
+    for q in range(len(length)):
+        a, b, row = ends[t.stage[q]], ends[t.stage[q] + 1], t.totals[t.kind[q]]
+        length[q] = max(0, row[b] - row[a] - t.less[q])
+        if q < len(counts):
+            sizes[t.rank[q]] += t.held[b] - t.held[a]
+    start[1:] += np.cumsum(length[: path - 1])
+    whole = start[-1] + length[path - 1]
+    for i in range(path):
+        r, inside = t.rank[i], np.int64(0)
+        for j in range(i, path):
+            if t.rank[j] == r:
+                inside += length[j]
+                least[r] = max(least[r], whole - (start[j] + length[j] - start[i]) + t.microbatches * inside)
+        for q in range(path, len(length)):
+            if t.rank[q] == r and path - 1 - t.stage[q] >= i:
+                inside += length[q]
+        least[r] = max(least[r], start[i] + t.microbatches * inside)
+    for r in range(len(t.room)):
+        F, B = t.turns[r, 0], t.turns[r, 1]
+        fit = max(1, t.room[r] // max(1, sizes[r]))
+        least[r] = max(least[r], whole + (t.microbatches - 1) // fit * (start[B] + length[B] - start[F]))
+    return least
+
+
+@kernel
+def _cost(t: LaneNumbers, split: Ints) -> float:
+    """What the slowest rank takes at least, and a little of what all do."""
+    least = least_of_ranks(t, split)
+    return float(least.max() + least.mean() / 8)
+
+
+@kernel
+def _descend(t: LaneNumbers, starts: Ints, rounds: int, seed: int) -> Ints:
+    """[round]: the cost of a split in which no move of one layer to any stage costs less, and the split. After the starts
+    each round begins at the last split that was nearly the best, with a few layers moved at random (record-to-record travel;
+    Dueck, 1993)."""
+    np.random.seed(seed)
+    (count, stages), now, record = starts.shape, starts[0], np.inf
+    found = np.empty((rounds, stages + 1), np.int64)
+    for turn in range(rounds):
+        split = (starts[turn] if turn < count else now).copy()
+        for _ in range(np.random.randint(2, 6) if turn >= count else 0):
+            giver, taker = np.random.randint(stages), np.random.randint(stages)
+            if split[giver] > 1:
+                split[giver] -= 1
+                split[taker] += 1
+        cost, at, failed = _cost(t, split), np.random.randint(stages * stages), 0
+        while failed < stages * stages:
+            at, failed = (at + 1) % (stages * stages), failed + 1
+            giver, taker = at // stages, at % stages
+            if split[giver] > 1 and giver != taker:
+                split[giver] -= 1
+                split[taker] += 1
+                new = _cost(t, split)
+                if new < cost:
+                    cost, failed = new, 0
+                else:
+                    split[giver] += 1
+                    split[taker] -= 1
+        found[turn, 0], found[turn, 1:] = cost, split
+        if cost <= record * (1 + NEARLY):
+            record, now = min(record, cost), split
+    return found
+
+
 class Lanes:
     """The lanes of a placement: first those of the path, then each stage's W. stage, rank, kind (a row of `Splits.totals`):
     of each lane; waits: units of messages before each lane of the path; less: units by which a lane's passes may be shorter
@@ -258,38 +349,28 @@ class Lanes:
         stages = totals[self.kind, ends[self.stage + 1]] - totals[self.kind, ends[self.stage]]
         return np.asarray(np.maximum(stages - self.less, 0))
 
-    def least(self, splits: Sequence[Sequence[int]]) -> Ints:
-        """A lower bound, µs, on the step of each of these splits: the path with one jump over all microbatches, or the path
-        to a lane and then all work of its rank from there on."""
-        length, B = np.array([self.lengths(split) for split in splits]).T, self.microbatches
-        path = length[: self.path]
-        start = np.cumsum(path, axis=0) - path + self.waits[:, None]
-        end, places = start + path, np.array([self.place(q) for q in range(len(self.stage))])
-        behind = (self.rank == self.rank[: self.path, None]) & (places >= np.arange(self.path)[:, None])
-        bound = (start + B * (behind.astype(np.int64) @ length)).max(axis=0)
-        for jump in self.jumps:
-            inside = length[self.inside(jump)].sum(axis=0)
-            bound = np.maximum(bound, end[-1] - (end[jump.last] - start[jump.first]) + B * inside)
-        return np.asarray(-(-bound // self.splits.unit))
+    @cached_property
+    def numbers(self) -> LaneNumbers:
+        """What compiled code reads."""
+        splits = self.splits
+        turns = np.array([self.turn(rank) for rank in range(int(self.rank.max()) + 1)])
+        lanes = (np.array(column, np.int64) for column in (self.kind, self.stage, self.rank, self.less))
+        held, room = np.cumsum([0, *splits.held]), np.array(splits.room or [1 << 60] * len(turns))
+        return LaneNumbers(splits.totals, *lanes, self.waits.astype(np.int64), turns, held, room, splits.microbatches)
 
-    def rising(self) -> list[tuple[int, ...]]:
-        """Candidate splits in which ranks can begin early, never idle and end early. The first stage of each rank is short,
-        each longer than that of the rank before by a number in `STEPS`, and the rank's last two stages get the rest."""
-        ranks, stages = np.array(self.splits.ranks), self.splits.stages
-        share, more = divmod(self.splits.layers, stages)
-        on_rank = sorted(np.flatnonzero(ranks == rank).tolist() for rank in range(int(ranks.max()) + 1))
-        splits = []
-        for step in STEPS if stages > len(on_rank) else ():
-            counts = [share + (stage < more) for stage in range(stages)]
-            for nth, (first, *others) in enumerate(on_rank[:-1]):
-                less = max(0, counts[first] - 1 - int(step * nth))
-                counts[first] -= less
-                counts[[first, *others][-1]] += less  # the only stage of a rank keeps what it has
-                if len(others) > 1:
-                    counts[others[-1]] -= less // 2
-                    counts[others[-2]] += less // 2
-            splits.append(tuple(counts))
-        return splits
+    def descents(self, starts: Sequence[Sequence[int]], clock: Clock, seed: int) -> list[tuple[int, ...]]:
+        """Splits in which no layer can move for a lower bound (see `_descend`), that whose cuts say least first, of equals
+        the more even one. They begin at these splits. Three quarters of the clock's time are for descents, the rest
+        for cuts."""
+        size = self.splits.stages**2 * self.path * len(self.stage)
+        cuts = len(self.stage) * self.microbatches * SECONDS_PER_CUT
+        rounds = min(MAX_DESCENTS, int(0.75 * clock.left / (size * SECONDS_PER_DESCENT)))
+        found = _descend(self.numbers, np.array(starts, np.int64), rounds, seed)
+        clock.spend(rounds * size * SECONDS_PER_DESCENT)
+        ends = {tuple(row[1:]): row[0] for row in found.tolist()}
+        ends = sorted(ends, key=ends.__getitem__)[: int(clock.left / cuts)]
+        clock.spend(len(ends) * cuts)
+        return sorted(ends, key=lambda end: (max(value for value, _ in self.cuts(end)), np.square(self.lengths(end)).sum()))
 
     def cuts(self, counts: Sequence[int]) -> list[tuple[int, Cut]]:
         """For each rank the highest bound that a cut gives for this split, units, and that cut."""

@@ -6,8 +6,8 @@ those with names; then single layers move and single stages change, from the bes
 
 If the partition is open, the equal split (the usual one) and the balanced one are searched first, for a tenth of the time,
 so that the race never ends with a longer step than these. If the step is plain too, a bound over every split
-(`ilp.every_split`) is raised next and again at the end, for a tenth of the time each. Splits that look good by this bound
-are tried, and some that let ranks begin early. Then layers move together with the order for half of the time, on all cores,
+(`ilp.every_split`) is raised next and again at the end, for a tenth of the time each. Splits whose own
+bounds are low are tried. Then layers move together with the order for half of the time, on all cores,
 from the best split and from the equal one if that is close. The race ends when the bound shows that nothing is shorter.
 
 A fifth of the time (a tenth if layers move with the order) is divided equally among all choices. Up to three tenths go to
@@ -18,9 +18,11 @@ what is left to the next, and so on. What is not used goes to moves again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
+from math import comb
 from typing import Any
 
 from ..features.feature import AUTO, Choices, Named, Now, is_auto, left_open
@@ -29,7 +31,7 @@ from ..features.table import FEATURES
 from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..ilp.bounds.bound import WHOLE, serial_length
 from ..noise import Aim
-from ..partition.by_name import SEARCHED, ordered_neighbours
+from ..partition.by_name import FEW, SEARCHED, ordered_neighbours
 from ..partition.file import Partition
 from ..partition.splits import Splits
 from ..placement import parse
@@ -52,15 +54,16 @@ SPEND_ROUND = 4  # searches that are drawn at once if effort is the limit: each 
 PLACEMENTS = ("single", "loop", "loop4", "vee")
 FIRST_PARTITION, USUAL = "balanced", "equal"  # names of partitions: the first to try; the one that people use
 INTERRUPTED, NOT_SHORTER = "not tried: interrupted", "not tried: proven, no split takes less than the best"
-RISING, BOUNDED = "rising", "bound"  # names of splits: the first stages are short; good by the bound over every split
+BOUNDED = "bound"  # the name of splits whose own bounds are low
 # Behind the name of the partition from which layers were moved: one by one; together with the order.
 MOVED, ANNEALED = ", single layers moved", ", layers moved with the order"
-PROMISING = 3  # splits that look good by the bound and are tried
+PROMISING = 3  # splits of low bounds that are tried
 POLISHED = 2  # best orders of moved layers from which a search starts
 NEAR = 0.1  # layers move with the order from steps that are at most so much longer than the best
 # Shares of all the time:
 USUAL_SHARE = 0.1  # the equal split and the balanced one, before anything else
 BOUND_SHARE = 0.1  # the bound over every split, at the begin and again at the end
+DESCENT_SHARE = 0.5  # of that at the begin: splits of low bounds
 LOOK_SHARE, BRIEF_SHARE = 0.2, 0.1  # a look at every choice; the same if layers move with the order afterwards
 ANNEAL_SHARE, POLISH_SHARE = 0.5, 0.15  # layers moved with the order; the part of this that searches from their orders have
 MOVE_SHARE = 0.3  # single layers moved, or single stages changed
@@ -129,7 +132,7 @@ def solve_auto(
         bounds.move_layers(race, ANNEAL_SHARE * amount)
         for ladder in ladders:
             try_more(race, profile, step, ladder, MOVE_SHARE * amount)
-        _improve(race, profile, _ways(profile, step, bounds), bounds, amount)
+        _improve(race, profile, _ways(profile, step, () if race.order else bounds.searches), bounds, amount)
         bounds.go_on(race, race.left)
     if (best := race.leanest()) is None:
         raise _nothing(race, step)
@@ -173,8 +176,8 @@ class _Bounds:
         """Raise the bounds before the race, and add the splits that look good by them to the race."""
         if self.searches:
             race.halted = partial(self.met, race, race.halted)
-            self.go_on(race, amount)
-            race.runs += self.runs(race)
+            self.go_on(race, (1 - DESCENT_SHARE) * amount)
+            race.runs += self.runs(race, DESCENT_SHARE * amount)
 
     def move_layers(self, race: Race, amount: float) -> None:
         """Move layers together with the order, from the best split of each placement and from the equal one, in parallel if
@@ -252,26 +255,20 @@ class _Bounds:
                 clock.spend(part.used)
         race.left = max(0.0, race.left - clock.used)
 
-    def runs(self, race: Race) -> list[Run]:
-        """New runs: splits that look good by their bounds, and rising ones."""
-        runs, known = list[Run](), {(run.name, run.layers) for run in race.runs}
-        for first in [run for run in race.runs if run.name in self.searches and not run.step.own_partition]:
-            search = self.searches[first.name]
-            ranked = sorted(search.best, key=lambda split: search.best[split])[:PROMISING]
-            for name, splits in ((RISING, search.lanes.rising()), (BOUNDED, ranked)):
-                for split in splits:
-                    if (first.name, split) not in known:
-                        known.add((first.name, split))
-                        run = Run(replace(first.step, partition=split), first.name, name, place=first.place)
-                        runs.append(built(self.profile, run))
+    def runs(self, race: Race, amount: float) -> list[Run]:
+        """Splits of low bounds, found in so much time."""
+        runs, clock = list[Run](), Clock(max(LEAST_SECONDS, amount), amount if race.runner.counted else None)
+        firsts = {run.name: run for run in reversed(race.runs) if run.name in self.searches and not run.step.own_partition}
+        for i, (name, first) in enumerate(firsts.items()):
+            lanes, known = self.searches[name].lanes, [run.layers for run in race.runs if run.name == name and run.problem]
+            part = clock.apart(clock.left / (len(firsts) - i))
+            splits = lanes.descents(known, part, race.options.get("seed", 0))
+            clock.spend(part.used)
+            steps = (replace(first.step, partition=split) for split in splits if split not in known)
+            named = (Run(step, name, BOUNDED, place=first.place) for step in islice(steps, PROMISING))
+            runs += [built(self.profile, run) for run in named]
+        race.left -= min(race.left, clock.used)
         return runs
-
-    def near(self, run: Run, splits: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The splits among these that may be shorter than `run`, the least bound first."""
-        if run.name not in self.searches or not splits:
-            return list(splits)
-        least = dict(zip(splits, self.searches[run.name].lanes.least(splits).tolist(), strict=True))
-        return sorted((split for split in splits if least[split] < run.value), key=least.__getitem__)
 
     def told(self, schedule: Schedule, best: Run) -> Schedule:
         """The schedule with the bound over every split of its placement, if it is a schedule of one of them."""
@@ -383,13 +380,15 @@ def _other_partitions(race: Race, profile: Profile, amount: float) -> None:
         _look(race, runs, amount)
 
 
-def _ways(profile: Profile, step: Step, bounds: _Bounds) -> list[Way]:
-    """The ways in which steps are changed one by one."""
+def _ways(profile: Profile, step: Step, bounded: Collection[str]) -> list[Way]:
+    """The ways in which steps are changed one by one. bounded: names of runs whose layers move by their bounds and with the
+    order. Unless there are few splits, no single layers of these are moved here."""
 
     def layers(run: Run) -> Iterator[Run]:
-        others = [] if run.step.own_partition else ordered_neighbours(run.step.costs(profile), run.layers)
+        many = comb(sum(run.layers) - 1, len(run.layers) - 1) > FEW
+        still = run.step.own_partition or (many and run.name in bounded)
         name = run.partition.removesuffix(MOVED) + MOVED
-        for counts in bounds.near(run, others):
+        for counts in [] if still else ordered_neighbours(run.step.costs(profile), run.layers):
             yield Run(replace(run.step, partition=counts), run.name, name, counts, place=run.place, moved="layers")
 
     near = partial(_near, profile=profile, open_step=step)

@@ -28,8 +28,9 @@ from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..kinds import WORK
 from ..noise import Aim
+from ..partition.splits import Lanes, Splits
 from ..problem import OBJECTIVES, Ints, Problem
-from ..schedule import Schedule
+from ..schedule import LayerRow, Schedule
 from ..systems.table import PRESETS, is_named, name_on, preset, presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, interruption
@@ -304,6 +305,7 @@ def compiled() -> None:
     try_moves(list_schedule(tiny, deepest_first(tiny)))
     next(improve_policies(tiny, starting_policies(tiny), Clock(1.0, 0.02), 0, 0.02))
     try_each_way(tiny)
+    Lanes(Splits((0, 1), 1, (LayerRow(3, (1.0, 1.0), 0),), 0, None)).descents([(1, 2)], Clock(1.0, 0.1), 0)
     for placement in ("single", "vee"):
         for _ in presets_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement=placement, microbatches=4)):  # some have kernels
             pass

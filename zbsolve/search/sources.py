@@ -33,8 +33,7 @@ from ..util.clock import Clock
 from .extension import extended, repeated
 from .state import BLOCK_SOLVER, LARGE_PASSES, TABU_SOLVER, State
 
-# In mean pass durations: how long passes that need a new gather are put off; how far starts are shifted at random.
-PUT_OFF, SHIFTS = (0.0, 1.0, 4.0, 1e9), (0.3, 1.0, 3.0)
+PUT_OFF = (0.0, 1.0, 4.0, 1e9)  # in mean pass durations: how long passes that need a new gather are put off
 SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time: the most that serial generation takes once there is a schedule
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time: the search for the makespan; decodings that the time must allow
@@ -273,20 +272,6 @@ def _moves_in_turn(search: Search) -> list[Arm]:
     return [takewhile(lambda _: not share.over, search.moves)]
 
 
-def _shifted(search: Search) -> Arm:
-    """Serial generation from the best schedule's starts, shifted at random."""
-    state, problem, clock = search.state, search.problem, search.clock
-    share, rng = clock.share(search.seconds), np.random.default_rng(search.seed)
-    mean, begins = float(problem.passes.duration.mean()), serial_targets(problem)
-    while not share.over:
-        best = state.schedule
-        begin = begins[int(rng.integers(len(begins)))] if best is None else best.timeline().start
-        shifts = mean * float(rng.choice(SHIFTS)) * rng.standard_normal(len(problem.passes))
-        clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
-        schedule = serial_schedule(problem, begin + shifts, mean * float(rng.choice(PUT_OFF)))
-        yield from _offered(state, [schedule], SERIAL_SOLVER)
-
-
 def _repeated_arms(search: Search) -> list[Arm]:
     seconds = search.seconds / (1 + search.turns)
     return [repeated(search.state, search.few, seconds, search.small)] if search.few else []
@@ -327,8 +312,7 @@ AHEAD = (MAKESPAN, FEWER)
 ANNEALED = Source("annealed policies", _annealed_arms, late=lambda search: not search.problem.pools)
 BLOCKS = Source("building blocks", lambda search: [_blocks(search, room) for room in search.rooms])
 MOVES = Source("tabu search", _moves_in_turn)
-SHIFTED = Source("serial generation", lambda search: [_shifted(search)] if search.pools and not search.careful else [])
 FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
-TURNS = (ANNEALED, BLOCKS, MOVES, SHIFTED, FEWER_ON)
+TURNS = (ANNEALED, BLOCKS, MOVES, FEWER_ON)
 
 LAST = (Source("tabu search", lambda search: [search.moves]),)

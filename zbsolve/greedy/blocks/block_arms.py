@@ -1,4 +1,4 @@
-"""The state of a search over building blocks, and its arms: further blocks, patterns, annealing, small samples."""
+"""The state of a search over building blocks, and its arms: further blocks, patterns, annealing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..decoding import Decoded, DecodeRule, decode, repeated_targets
 from .building_block import BuildingBlock, earliest_offsets, period_lower_bound, serial_block, shift_lengths, shorter_blocks
 from .packing import COARSE, FINE, least_packed
 from .period_search import anneal_block
-from .steady_state import MAX_SAMPLE_SHARE, microbatches_in_flight, shrunk_targets, stretched_targets
+from .steady_state import microbatches_in_flight
 
 RULES = (
     DecodeRule(1, 0, 2),
@@ -35,7 +35,8 @@ ANNEALING_SECONDS = 0.3  # of one annealing over target starts
 TARGET_HEATS = (0.05, 0.15, 0.4)  # its temperatures at first, in mean pass durations
 PATTERN_HEATS = (1.0, 0.75)  # temperatures at first for a new pattern, and for the best one again
 PATTERN_PERIOD = 1.05  # the period of a new pattern, as a multiple of the lower bound
-SAMPLE_FLIGHTS = 6  # microbatches of a sample for patterns, as a multiple of those in flight at once
+# Microbatches of a sample for patterns: a multiple of those in flight at once; as a share of all, at most.
+SAMPLE_FLIGHTS, MAX_SAMPLE_SHARE = 6, 0.6
 PATTERN_GOAL = 1.005  # times the target: at this value patterns end
 MAX_ROWS = 2  # the most rows of offsets that microbatches of a pattern take in turn
 DROP_RATE = 0.3  # how often the worst schedule of the pool is dropped
@@ -56,7 +57,6 @@ class BlockSearch:
     target: int  # µs: no schedule is shorter
     random: np.random.Generator
     others: Callable[[], Sequence[Schedule]]  # what other finders have found by now
-    samples: tuple[int, ...] = ()  # numbers of microbatches, fewer than the problem's, to solve and stretch
     adopted: int = 0  # how many of the others' schedules were decoded here
     pool: list[Decoded] = field(default_factory=list)
     block: BuildingBlock = field(init=False)  # the shortest legal one found
@@ -239,30 +239,6 @@ class BlockSearch:
                 yield
             if len(self.pool) > 1 and self.random.random() < DROP_RATE:
                 self.pool.pop()
-
-    def sample_arm(self) -> Iterator[None]:
-        """Anneal samples of the pool's schedules with few microbatches, where a trial is cheap, and repeat their steady
-        state."""
-        while self.pool:
-            for begin in list(self.pool):
-                if self.left <= 0:
-                    return
-                few = self.samples[int(self.random.integers(len(self.samples)))]
-                small = shortened(self.g, few)
-                decoded = decode(small, shrunk_targets(begin.start, few, int(self.random.integers(1, few - 1))), begin.rule)
-                if decoded is not None:
-                    cost = self.cost * few / self.g.microbatches
-                    decoded, rounds = self.annealed_targets(small, decoded, least_value(small), cost)
-                    self.clock.spend(self.seconds_of(rounds, few))
-                    yield
-                    yield from self.stretch(decoded)
-                yield
-
-    def stretch(self, decoded: Decoded) -> Iterator[None]:
-        """Repeat the steady state of a schedule of few microbatches, the most promising periods first, and decode it."""
-        tries = int(np.clip(0.03 * self.left / self.cost, 3, 30))
-        for target in stretched_targets(decoded.start, self.g.microbatches, tries):
-            yield from self.decode_all(target, (decoded.rule,))
 
     def annealed_targets(self, g: MicrobatchGraph, begin: Decoded, target: int, cost: float) -> tuple[Decoded, int]:
         """The result of one annealing over target starts, and its rounds. cost: seconds of a round."""

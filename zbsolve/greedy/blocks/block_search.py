@@ -19,12 +19,10 @@ from ..decoding import Decoded, decode, repeated_targets, to_schedule
 from ..side_stream import with_room_for_them, with_side_streams
 from .block_arms import FIRST_ROUNDS, RULES, BlockSearch
 from .building_block import block_peaks
-from .steady_state import sample_sizes
 
 PATTERN_SHARE, MAX_PATTERN_SECONDS = 0.1, 3.0  # of the time, for annealing one pattern; at most, since it cannot be stopped
 ARM_SHARES = (0.1, 0.45)  # of the time: when the first turn of blocks, then that of patterns ends
 DECODINGS_PER_SCHEDULE = 20  # making and verifying a schedule takes about as long as so many decodings
-SLOW_DECODING = 3e-3  # seconds: if one decoding takes longer, small samples are annealed too
 EXPLORATION = 0.4  # how often a random arm is tried in place of the best
 LEAST_COST = 1e-7  # seconds: the least time that work counts
 MIN_TURN, TURN_SHARE = 0.05, 0.02  # seconds of an arm's turn at least; and as a share of the time left
@@ -56,7 +54,7 @@ def block_schedules(
     g = g._replace(passes=np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)[g.passes])
     target = max(target, least_value(g)) if problem.alike else 0  # values with mean microbatches are not the problem's
     random = np.random.default_rng(seed)
-    search = BlockSearch(g, clock.share(seconds), target, random, others, sample_sizes(g))
+    search = BlockSearch(g, clock.share(seconds), target, random, others)
     for best in _improvements(search):
         yield with_side_streams(problem, to_schedule(problem, g, best.order))
 
@@ -105,8 +103,6 @@ def _steps(search: BlockSearch) -> Iterator[None]:
     yield from search.adopt()
     patterns = search.pattern_arm(min(MAX_PATTERN_SECONDS, PATTERN_SHARE * total))
     arms = [search.block_arm(), patterns, search.target_arm()]
-    if search.samples and search.cost > SLOW_DECODING:
-        arms.append(search.sample_arm())
     for arm, share in zip(arms[:2], ARM_SHARES, strict=True):
         for _ in arm:
             yield

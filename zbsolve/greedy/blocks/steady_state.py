@@ -14,18 +14,7 @@ from ...problem import Ints
 from ..arrays.microbatch import MicrobatchGraph, rank_work
 from .building_block import earliest_offsets
 
-MAX_REPEATED = 8  # the most microbatches of a repeated part
-MAX_REPEATED_BY_TIME, MOMENTS = 16, 38  # the same if the schedule is cut at a moment; moments that are tried
-FLIGHT_FACTORS = (4, 3, 2)  # sizes of samples, as multiples of the microbatches in flight at once
-MAX_SAMPLE_SHARE = 0.6  # of the microbatches: a larger sample saves too little
-
-
-def sample_sizes(g: MicrobatchGraph) -> tuple[int, ...]:
-    """Numbers of microbatches that are enough for warm-up, steady state and cool-down, largest first; none if the problem
-    has hardly more."""
-    flight = microbatches_in_flight(g)
-    numbers = {max(3, times * flight + 1) for times in FLIGHT_FACTORS}
-    return tuple(sorted((few for few in numbers if few <= MAX_SAMPLE_SHARE * g.microbatches), reverse=True))
+MAX_REPEATED, MOMENTS = 16, 38  # the most microbatches of a repeated part; moments at which a schedule is cut
 
 
 def microbatches_in_memory(g: MicrobatchGraph) -> int:
@@ -42,23 +31,6 @@ def microbatches_in_flight(g: MicrobatchGraph) -> int:
     return max(1, min(microbatches_in_memory(g), -(-depth // work)))
 
 
-def stretched_targets(start: Ints, microbatches: int, tries: int) -> Iterator[Ints]:
-    """Target starts, µs, shape (lanes, microbatches), from start times of fewer microbatches.
-
-    A part of q microbatches from the c-th on is repeated until there are enough. Yields the targets of the `tries` parts
-    with the shortest and most regular period, best first.
-    """
-    few = start.shape[1]
-    parts = []
-    for q in range(1, min(MAX_REPEATED, few // 2) + 1):
-        step = (start[:, q:] - start[:, :-q]) / q
-        score = step.mean(axis=0) + 0.3 * step.std(axis=0)
-        parts += [(float(score[c]), q, c) for c in range(1, few - q)]
-    for _, q, c in sorted(parts)[:tries]:
-        period = float((start[:, c + q] - start[:, c]).mean())
-        yield _with_part_repeated(start, np.full(len(start), c), q, microbatches - few, period, whole=q)
-
-
 def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flight: int = 1) -> Iterator[Ints]:
     """Target starts, µs, shape (lanes, microbatches), from start times of fewer microbatches, cut at a moment.
 
@@ -72,7 +44,7 @@ def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flig
     further, span = microbatches - few, float(start.max() - start.min())
     for moment in np.linspace(start.min(), start.max(), MOMENTS + 2)[1:-1]:
         begun = (start < moment).sum(axis=1)
-        for q in sorted({*range(1, MAX_REPEATED_BY_TIME + 1), flight}):
+        for q in sorted({*range(1, MAX_REPEATED + 1), flight}):
             step = _steps(start, begun, q)
             if 2 * len(step) >= len(start):
                 no_steady_state = span + further * float(np.median(step)) / q < least
@@ -89,24 +61,16 @@ def _steps(start: Ints, begun: Ints, q: int) -> Ints:
     return start[lanes, begun[lanes] + q] - start[lanes, begun[lanes]]
 
 
-def _with_part_repeated(start: Ints, begun: Ints, q: int, more: int, period: float, whole: int = 0) -> Ints:
+def _with_part_repeated(start: Ints, begun: Ints, q: int, more: int, period: float) -> Ints:
     """Repeat the q passes of each lane behind its begun ones, a period (µs) later each time, until there are `more` further
-    passes. A lane with fewer than q left repeats its last q, behind its end. whole: so many further passes of the part."""
+    passes. A lane with fewer than q left repeats its last q, behind its end."""
     few = start.shape[1]
     ends = begun + q > few
     cut = np.where(ends, few, begun)[:, None]
     first = np.where(ends, few - q, begun)[:, None]
     j = np.arange(few + more)[None]
     turn = (j - cut) // q + ends[:, None]
-    middle, before = (j >= cut) & (j < cut + more + whole), j < cut
+    middle, before = (j >= cut) & (j < cut + more), j < cut
     source = np.where(before, j, np.where(middle, first + (j - cut) % q, j - more))
     shift = np.where(before, 0.0, np.where(middle, turn * period, more / q * period))
     return (np.take_along_axis(start, source, axis=1) + shift).astype(np.int64)
-
-
-def shrunk_targets(start: Ints, few: int, c: int) -> Ints:
-    """Target starts of a sample of `few` microbatches, µs, shape (lanes, few): the first `c`, and the others from the
-    end."""
-    more = start.shape[1] - few
-    shift = int((start[:, c + more] - start[:, c]).mean())
-    return np.concatenate([start[:, :c], start[:, c + more :] - shift], axis=1)
