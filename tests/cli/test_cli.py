@@ -274,12 +274,12 @@ def test_files_beside_one_that_cannot_be_drawn_are_written(tmp_path, capsys, mon
 def test_what_went_says_what_to_write_now(capsys):
     for command, instead in app.REMOVED.items():
         assert main([command, "p.json"]) == 2
-        assert capsys.readouterr().err == f"zbsolve {command}: went: {instead}\n"
+        assert capsys.readouterr().err == f"zbsolve {command}: was removed: {instead}\n"
     for commands, options, instead in app.OPTIONS:
         for command in commands.split():
             for option in options.split():
                 assert main([command, f"{option}=1"]) == 2
-                assert capsys.readouterr().err == f"zbsolve {command}: {option} went: {instead}\n"
+                assert capsys.readouterr().err == f"zbsolve {command}: {option} was removed: {instead}\n"
     (known,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
     assert not known.choices.keys() & app.REMOVED.keys()
     for commands, options, _ in app.OPTIONS:

@@ -56,7 +56,7 @@ def test_an_address_holds_the_state(data: st.DataObject) -> None:
         ("placement=spiral", "placement 'spiral'"),
         ("partition=/etc/passwd.json", "partition: '/etc/passwd.json' is none of"),
         ("slow_part=9", "slow_part: the model has 4 parts"),
-        ("ranks=4&ranks=8", "ranks: the address says it twice"),
+        ("ranks=4&ranks=8", "ranks: the address has it twice"),
         ("p=4", "address: 'p' is no control"),
         ("F=1" + "0" * MAX_QUERY, "address: longer than"),
     ],

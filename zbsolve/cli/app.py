@@ -26,7 +26,7 @@ REMOVED = {
     "period": "write zbsolve check schedule.json --period",
     "systems": "write zbsolve show systems",
 }
-ONE_LOOK = "pictures have one look; in Python zbsolve.show.Style says another"
+ONE_LOOK = "pictures have one look; in Python zbsolve.show.Style changes it"
 STEP = (
     "--ranks --microbatches --placement --partition --memory --objective --fused --no-fused --recompute --offload "
     "--vocabulary --slices --attention-exchange --shards --gathers --replicas --blocking --no-blocking"
@@ -37,37 +37,37 @@ WORDS += "--blocking --rank-factors --model"
 # Command, options, what to write now.
 OPTIONS = (
     ("show compare", "--size --title --palette --time-range", ONE_LOOK),
-    ("compare", f"{STEP} --seconds --effort --seed", "say it to solve: --method 1f1b,auto races schedules of one step"),
+    ("compare", f"{STEP} --seconds --effort --seed", "use solve: --method 1f1b,auto compares schedules of one step"),
     ("compare", "--with-memory", "show --with-memory draws what ranks hold"),
-    ("solve", "--solver", "--method milp:highs says it"),
-    ("bench", STEP, "say it behind the file: profile.json@ranks=4,microbatches=8,placement=vee"),
-    ("explore", STEP, "say it in --state 'ranks=4&microbatches=8&placement=vee', or on the page"),
+    ("solve", "--solver", "write --method milp:highs"),
+    ("bench", STEP, "write it after the file: profile.json@ranks=4,microbatches=8,placement=vee"),
+    ("explore", STEP, "write it in --state 'ranks=4&microbatches=8&placement=vee', or choose it on the page"),
     ("import", "--objective --recompute --blocking", "in Python import_schedule takes it"),
     ("numbers", WORDS, "write it as a word without --, such as bandwidth=50GB/s"),
     ("numbers", "--stages", "name the file alone: zbsolve numbers stages.csv --ranks 4 …"),
-    ("numbers", "--json", "-o - writes the profile; show profile.json says what it means"),
+    ("numbers", "--json", "-o - writes the profile; show profile.json explains it"),
     ("plan", "--fit --links", "--cluster a100,rows.csv,profile.json fits constants to rows and takes links from a profile"),
     ("plan", "--save-cluster", "-o cluster.json without a model writes the cluster"),
     ("plan", "--html", "-o x.html beside -o plan.json, or show plan.json -o x.html"),
     ("profile", "--diff --within", "write zbsolve compare old.json new.json [--within 5%]"),
     ("profile", "--profile", "name the base in place of MODEL: zbsolve profile base.json --from-trace TRACE"),
-    ("profile", "--overrides", "write hf:LlamaConfig@config.json, or the fields behind the class"),
+    ("profile", "--overrides", "write hf:LlamaConfig@config.json, or the fields after the class"),
     ("profile", "--report --ranks --microbatches", "write zbsolve show profile.json --ranks 8 -o page.html"),
-    ("profile", "--states", "--optimizer-states says it"),
-    ("profile", "--neighbours --busy-processes", "--beside 3 says it: so many processes"),
-    ("run", "--replicas", "--mesh dp=2 says it"),
-    ("run", "--start-timeout", "--timeout counts for the start too"),
+    ("profile", "--states", "write --optimizer-states"),
+    ("profile", "--neighbours --busy-processes", "write --beside 3, for three processes"),
+    ("run", "--replicas", "write --mesh dp=2"),
+    ("run", "--start-timeout", "--timeout also limits the start"),
 )
 
 
 def what_instead(command: str, words: Sequence[str]) -> str:
     """What to write in place of a removed command, or of the first removed option; "" if there is none."""
     if command in REMOVED:
-        return f"went: {REMOVED[command]}"
+        return f"was removed: {REMOVED[command]}"
     for name in (word.partition("=")[0] for word in words):
         for commands, options, instead in OPTIONS:
             if command in commands.split() and name in options.split():
-                return f"{name} went: {instead}"
+                return f"{name} was removed: {instead}"
     return ""
 
 

@@ -22,14 +22,16 @@ def options(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="+",
         metavar="SUITE",
-        help="small, full, or one's own: files and folders of problems, schedules and profiles, these with their step as "
-        "solve's options say it, such as profile.json@ranks=4,microbatches=8,placement=vee; or, with --against, an earlier "
+        help="small, full, or your own: files and folders of problems, schedules and profiles, these with the step as in "
+        "solve's options, such as profile.json@ranks=4,microbatches=8,placement=vee; or, with --against, an earlier "
         "result: now.json",
     )
-    parser.add_argument("--against", metavar="BASE", help="base.json: exit 1 where something is worse than there")
+    parser.add_argument("--against", metavar="BASE", help="base.json: exit 1 if something is worse than there")
     add_search_limits(parser, 10.0, "seconds to search at most, a problem and repeat", "results")
     add_workers(parser)
-    parser.add_argument("--repeats", type=int, default=3, help="times each problem is solved; 3 or more let times be judged")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="times each problem is solved; 3 or more to compare times too"
+    )
     parser.add_argument("--method", default="auto", help="as in solve")
     parser.add_argument("--json", action="store_true", help="results (or what changed) as JSON on standard output")
     parser.add_argument("-o", "--output", help="now.json, or - for standard output")

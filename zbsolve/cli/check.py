@@ -31,14 +31,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bound",
         action="store_true",
-        help="also prove the certificate's bound again, from the file alone; or, where there is no certificate, a bound. Of "
-        "a plan all that needs no search is always proven again; with --bound its schedule's bound too, if by a search",
+        help="also prove the certificate's bound again, from the file alone; or, without a certificate, a bound. For a plan "
+        "everything is proven again that needs no search; with --bound also a bound of its schedule that needs one",
     )
     parser.add_argument(
         "--period",
         action="store_true",
-        help="of training without an end (PipeDream, 2BW), or of a step to go on: how long a round takes in the steady "
-        "state, its bound, and the best that is found for --seconds in the same memory",
+        help="for training without flushes (PipeDream, 2BW), or a step continued without end: the time of a round in the "
+        "steady state, its bound, and the best found within --seconds in the same memory",
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds to prove the bound, or to search, at most")
     parser.add_argument(
@@ -50,10 +50,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         help="profile.json: does the order still hold by these times, and is it still the best? Searches for a shorter one "
-        "for --seconds at most; exit 1 where it does not hold, or one is found",
+        "for --seconds at most; exit 1 if it does not hold, or one is found",
     )
-    parser.add_argument("--within", metavar="SHARE", help="with --profile: the order may be so much longer (default: 1%%)")
-    parser.add_argument("--replicas", type=int, help="with --profile: pipelines that sum gradients, where it has passes C")
+    parser.add_argument("--within", metavar="SHARE", help="with --profile: how much longer the order may be (default: 1%%)")
+    parser.add_argument("--replicas", type=int, help="with --profile: pipelines that sum gradients, if it has passes C")
     parser.add_argument("--json", action="store_true", help="the violations as JSON; with --bound value, bound and gap too")
 
 

@@ -25,19 +25,19 @@ def options(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="+",
         metavar="FILE",
-        help="schedules: schedule.json …, the first is what others are held against; with --profile also other engines' "
-        "files, as import takes them. Or a schedule.json and a run of it: a trace.json, or another engine's trace (see "
-        "profile --from-trace), which alone is held against its own medians. Or two profiles",
+        help="schedules: schedule.json …, compared with the first; with --profile also other engines' files, as import "
+        "takes them. Or a schedule.json and a run of it: a trace.json, or another engine's trace (see profile "
+        "--from-trace), which alone is compared with its own medians. Or two profiles",
     )
     parser.add_argument("--profile", help="profile.json: times for the orders of all schedules (default: each file's own)")
     parser.add_argument(
         "--noise",
-        help="of schedules: what their steps take where times vary: rank=1%%,microbatch=20%%,pass=3%%,stall=0.1%%x8, or a "
-        "trace, which says how they did",
+        help="for schedules: their steps if times vary: by rank=1%%,microbatch=20%%,pass=3%%,stall=0.1%%x8, or as in a "
+        "trace",
     )
-    parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="of a run: a baseline's schedule and run")
+    parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="for a run: a schedule and its run")
     parser.add_argument(
-        "--within", metavar="SHARE", help="of two profiles: exit 1 where anything changed by more, such as 5%%"
+        "--within", metavar="SHARE", help="for two profiles: exit 1 if anything changed by more, such as 5%%"
     )
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
     parser.add_argument(

@@ -17,11 +17,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state",
         default="",
-        help="what the page begins with, such as 'ranks=8&microbatches=24&placement=vee': what stands in its address behind "
-        "?, or another page's whole address",
+        help="the page's first state, such as 'ranks=8&microbatches=24&placement=vee': the text after ? in its address, or "
+        "another page's whole address",
     )
-    parser.add_argument("--port", type=int, default=0, help="to serve on; 0: any that is free")
-    parser.add_argument("--seconds", type=float, help="end after so long (default: at Ctrl-C)")
+    parser.add_argument("--port", type=int, default=0, help="to serve on; 0: any free one")
+    parser.add_argument("--seconds", type=float, help="end after this time (default: at Ctrl-C)")
 
 
 def command(options: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--to", choices=[engine.name for engine in TARGETS], help="which engine's file; see --list")
     what.add_argument("--list", action="store_true", help="say what each engine can express, and write nothing")
     parser.add_argument(
-        "--or-best", action="store_true", help="where the engine cannot express the schedule: write its best order"
+        "--or-best", action="store_true", help="if the engine cannot express the schedule: write its best order"
     )
     parser.add_argument(
         "--defer-recv",
@@ -38,7 +38,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="megatron and torchtitan: what each layer is, E embedding, t transformer, m prediction, L loss, "
         "- none: E,t*30,L",
     )
-    parser.add_argument("--json", action="store_true", help="what to know about the file as JSON on standard output")
+    parser.add_argument("--json", action="store_true", help="notes about the file as JSON on standard output")
     parser.add_argument("-o", "--output", help="the file, as --list says which; standard output without")
 
 

@@ -19,8 +19,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="TABLE|NAME=VALUE",
-        help="a CSV file with a row a stage and a column a number, a JSON object of numbers, or a number by its name: those "
-        "of the options, and those at the end",
+        help="a CSV file with a row a stage and a column a number, a JSON object of numbers, or a number by its name: that "
+        "of an option, or one of those at the end",
     )
     parser.epilog = "; ".join(f"{name}: {RANK[name] if name in RANK else NUMBERS[name].help}" for name in more)
     for name in SHOWN_OF_RANK:

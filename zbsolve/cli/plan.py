@@ -32,22 +32,22 @@ def options(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="*",
         help="a name such as gpt-175b or llama3-70b@sequence=4096, or any that profile --estimate takes; or profile.json … "
-        "of one model, each with other tensor ranks or sequences a microbatch, whose layers' costs count",
+        "of one model, each with other tensor ranks or sequences a microbatch",
     )
     parser.add_argument("--devices", type=int, help="all of them")
     parser.add_argument("--batch", type=int, help="sequences a step")
     parser.add_argument(
         "--cluster",
         default="h100",
-        help="a100, h100, h200, b200, mi300x, or a cluster.json; with a comma also rows.csv, measured steps to which its "
-        "constants are fitted, and profile.json, whose collectives (profiled under torchrun) are its links",
+        help="a100, h100, h200, b200, mi300x, or a cluster.json; after a comma also rows.csv, measured steps to fit its "
+        "constants to, and profile.json, whose collectives (profiled under torchrun) are its links",
     )
     parser.add_argument("--memory", help="of a device, such as 80GiB (default: the cluster's)")
     parser.add_argument(
         "--for",
         dest="engine",
         metavar="ENGINE",
-        help="only what it can run, with its own orders: megatron, galvatron, torchtitan, torch, zbsolve",
+        help="only layouts that it can run, with its own orders: megatron, galvatron, torchtitan, torch, zbsolve",
     )
     parser.add_argument(
         "--fix", metavar="FIELD=VALUE,…", help="only such layouts, such as tp=8,pp=8,dp=2 or placement=loop,recompute=full"
@@ -59,12 +59,12 @@ def options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="CHANGE",
         help="the plan again with one number changed, such as memory=96GiB, devices=72, nodes+1, between.bandwidth=2x, or "
-        "links (each twice as fast), in a quarter of the time on top; may be given more than once",
+        "links (each twice as fast), in a quarter of the time in addition; may be given more than once",
     )
     parser.add_argument(
         "--front",
         metavar="OVER",
-        help="the least step over memory or devices, memory=40GiB,60GiB or devices=32,64, in a quarter of the time a point",
+        help="the shortest step over memory or devices, memory=40GiB,60GiB or devices=32,64; a quarter of the time a point",
     )
     tools.add_workers(parser)
     tools.add_outputs(

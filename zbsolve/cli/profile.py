@@ -43,7 +43,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         metavar="TRACE",
         help="a profile from a run: a trace.json, or another engine's: a torch profiler trace, or a folder with one a rank; "
         "a folder of pp_rank_N.json (Primus, Megatron); a StragglerAnalysis parquet. MODEL is then left out, or a "
-        "profile.json that shares times out over layers and has their bytes",
+        "profile.json that divides times among layers and has their bytes",
     )
     parser.add_argument(
         "--estimate",
@@ -52,7 +52,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--optimizer-states",
-        help="adam, adam-mixed, adam-mixed-float-gradients or sgd; default: Adam, mixed where parameters have 16 bits",
+        help="adam, adam-mixed, adam-mixed-float-gradients or sgd; default: Adam, mixed if parameters have 16 bits",
     )
     _device_options(parser)
     parser.add_argument("--split", choices=SPLITS, default="layers", help="how the backward is split, as run's --split")
@@ -60,23 +60,23 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         type=float,
         default=10.0,
-        help="seconds to time passes at most, but a few rounds in any case; with --from-trace: to search for what the step "
-        "could be, 0: not at all",
+        help="seconds to time passes at most, but always a few rounds; with --from-trace: to search for a better step, 0: "
+        "not at all",
     )
     parser.add_argument(
         "--slices",
         default="1",
         metavar="N|4,2,1,1",
-        help="also time the passes of so many even slices of a sequence, or of slices of these lengths in proportion, for "
-        "solve's --slices",
+        help="also time the passes of this number of even slices of a sequence, or of slices of these lengths in "
+        "proportion, for solve's --slices",
     )
     parser.add_argument(
         "--mesh",
         metavar="NAME=SIZE,…",
         default="",
         help="torchrun's ranks, the outermost dimension first, such as tp=2 or pp=2,tp=2; over all but pp and dp the model "
-        "file's parallelize(stage, mesh) spreads the layers, and what one rank does and keeps is measured; with --estimate "
-        "tp=8: each rank of the pipeline is so many devices",
+        "file's parallelize(stage, mesh) spreads the layers, and times and bytes of one rank are measured; with --estimate "
+        "tp=8: each rank of the pipeline has 8 devices",
     )
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument("--json", action="store_true", help="a summary as JSON on standard output; the profile goes to -o")
@@ -88,7 +88,7 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
         "--beside",
         metavar="WHAT",
         default="",
-        help="what runs beside: 3: so many processes that train the same model meanwhile, as other ranks here would; "
+        help="work beside the passes: 3: three processes that train the same model, as other ranks here would; "
         "traffic: also time how passes and messages between processes (on a GPU computing and copies to the host) slow each "
         "other, which solve counts; traffic,3: both",
     )
@@ -96,7 +96,7 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=DEVICES,
         default="auto",
-        help="cuda, where each of torchrun's ranks here takes its own GPU, or cpu; auto: cuda where there are as many GPUs",
+        help="cuda: each of torchrun's ranks here takes its own GPU; or cpu; auto: cuda if there are as many GPUs",
     )
     parser.add_argument("--share-gpus", action="store_true", help="torchrun's ranks take the GPUs in turn")
     parser.add_argument("--capture", action="store_true", help="on a GPU: times of passes as CUDA graphs replay them")

@@ -39,25 +39,25 @@ def options(parser: argparse.ArgumentParser) -> None:
         choices=RUN_SPLITS,
         default="layers",
         help="how the backward is split: in the layers, by each layer's graph, by graphs that inductor compiles, or (auto) "
-        "as is measured faster, a layer at a time; :least keeps less between F and B, auto:inductor tries to compile too, "
+        "as measured faster for each layer; :least keeps less between F and B, auto:inductor also tries to compile, "
         "and :slack lets ranks of one machine's CPUs run later W while they wait",
     )
     parser.add_argument(
         "--optimizer",
         choices=("sgd", "adamw"),
         default="sgd",
-        help="torch's, with its defaults; a function optimizer(parameters) beside the model's is taken instead",
+        help="torch's, with its defaults; a function optimizer(parameters) in the model's file replaces it",
     )
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare loss and gradients with the unsplit model (weights, where a step updates them)",
+        help="compare loss and gradients with the unsplit model (weights, if a step updates them)",
     )
     parser.add_argument(
         "--memory-limit",
         metavar="BYTES",
-        help="activations that each rank has room for, such as 40MiB: a pass that needs more fails (steps are slower)",
+        help="the most activations of each rank, such as 40MiB: a pass that needs more fails (steps are slower)",
     )
     parser.add_argument(
         "--watch",
@@ -65,14 +65,14 @@ def options(parser: argparse.ArgumentParser) -> None:
         const=NAN,
         default="",
         metavar="WHAT",
-        help="nan (or nothing): stop at the first pass that makes a NaN or inf, and name it; 100: every 100 timed steps say "
-        "what is slow and what it costs, solve again beside the run, and switch to a shorter order; nan,100: both",
+        help="nan (or nothing): stop at the first pass that makes a NaN or inf, and name it; 100: every 100 timed steps "
+        "report what is slow and its cost, solve again beside the run, and switch to a shorter order; nan,100: both",
     )
     parser.add_argument(
         "--timeout",
         type=float,
         default=300.0,
-        help="seconds that a pass or its message may take, and that ranks may take to start and build the model",
+        help="the most seconds for a pass or its message, and for ranks to start and build the model",
     )
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
     parser.add_argument("-o", "--output", help="trace.json")
@@ -85,15 +85,15 @@ def _where(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=SIZE,…",
         default="",
         help="the mesh of ranks, its outermost dimension first, such as pp=2,tp=2,dp=2: pp is the schedule's, and the "
-        "innermost where it is left out; dp are pipelines side by side, each with its part of the batch; over others the "
+        "innermost if it is left out; dp are pipelines side by side, each with its part of the batch; over others the "
         "model file's parallelize(stage, mesh) spreads each stage",
     )
     parser.add_argument("--local", action="store_true", help="start one process a rank here (without: torchrun does)")
     parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="of the ranks; auto: cuda where each rank here has a GPU, else cpu"
+        "--device", choices=DEVICES, default="auto", help="of the ranks; auto: cuda if each rank here has a GPU, else cpu"
     )
     parser.add_argument(
-        "--share-gpus", action="store_true", help="ranks share the GPUs of this machine: to try, as if each had its own"
+        "--share-gpus", action="store_true", help="ranks share the GPUs of this machine, to try a schedule with few GPUs"
     )
     parser.add_argument(
         "--capture", action="store_true", help="each rank's step as one CUDA graph: no pass waits for the host to launch it"

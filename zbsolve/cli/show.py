@@ -29,14 +29,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         metavar="FILE",
-        help="schedule.json; a run, which holds its schedule: trace.json, or another engine's (see profile --from-trace); "
+        help="schedule.json; a run, which has its schedule: trace.json, or another engine's (see profile --from-trace); "
         "plan.json; - for standard input; profile.json; or systems: the named schedules of the literature",
     )
-    parser.add_argument("--trace", help="of a schedule: a run of it, predicted and measured on one time axis")
+    parser.add_argument("--trace", help="for a schedule: a run of it; both are drawn on one time axis")
     parser.add_argument("--with-memory", action="store_true", help="in pictures: also what ranks hold over time")
-    parser.add_argument("--ranks", type=int, help="of the step of systems (4), or of a pipeline that a profile is for")
-    parser.add_argument("--microbatches", type=int, help="of that step (8; of a profile: four a rank)")
-    parser.add_argument("--json", action="store_true", help="of systems, and of a profile with --ranks: the table as JSON")
+    parser.add_argument("--ranks", type=int, help="of the step of systems (4), or of the pipeline for a profile")
+    parser.add_argument("--microbatches", type=int, help="of that step (8; for a profile: four a rank)")
+    parser.add_argument("--json", action="store_true", help="for systems, and a profile with --ranks: the table as JSON")
     parser.add_argument(
         "-o",
         "--output",

@@ -46,7 +46,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto, greedy, cp, milp (milp:highs, milp:gurobi, or another solver that PuLP knows), or a named schedule (see "
         "zbsolve show systems; interleaved:16 is Megatron's in groups of 16 microbatches); several, such as 1f1b,zb-v,auto, "
-        "are compared, with the schedule that the file holds: a named one on its own placement with its own backward",
+        "are compared, also with the file's schedule if it has one; a named one has its own placement and backward",
     )
     tools.add_search_limits(parser, 30.0, "seconds to search at most", "schedule")
     tools.add_workers(parser)
@@ -54,8 +54,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--prefer",
         default="time",
         metavar="WHAT",
-        help="time: the least value, and of equal values the least peak of activations; memory: the least peak within 1 %% "
-        "of that value; p95:NOISE (or mean, p50, p99): what is best where times vary; NOISE as compare --noise takes it",
+        help="time: the least value, and for equal values the least peak of activations; memory: the least peak within 1 %% "
+        "of that value; p95:NOISE (or mean, p50, p99): the best order if times vary; NOISE as in compare --noise",
     )
     parser.add_argument("--hint", help="an earlier schedule.json to start from, also of slightly different times")
     parser.add_argument(
@@ -64,7 +64,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         type=int,
         const=POINTS,
         metavar="POINTS",
-        help=f"value and bound over memory, at so many limits ({POINTS}) and the peaks of named schedules, within --seconds",
+        help=f"value and bound over memory, at POINTS limits ({POINTS}) and the peaks of named schedules, within --seconds",
     )
     tools.add_outputs(
         parser,

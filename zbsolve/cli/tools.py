@@ -43,7 +43,7 @@ def add_search_limits(parser: argparse.ArgumentParser, seconds: float, meaning: 
     limit.add_argument(
         "--effort",
         type=float,
-        help=f"work, about seconds of one core, in place of --seconds: the same {same} for one seed on any machine",
+        help=f"work, about seconds of one core, in place of --seconds: the same {same} for the same seed on any machine",
     )
     parser.add_argument("--seed", type=int, default=0, help="of random choices")
 

@@ -277,7 +277,7 @@ class _State:
             if name not in known:
                 raise BadInput(f"address: '{name[:40]}' is no control (one of {', '.join(known)})")
             if name in values:
-                raise BadInput(f"{name}: the address says it twice")
+                raise BadInput(f"{name}: the address has it twice")
             values[name] = known[name].parse(text)
         return cls(**values)
 

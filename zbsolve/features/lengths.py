@@ -275,8 +275,7 @@ LENGTHS = Feature(
         Field(
             "order",
             GIVEN,
-            "of microbatches with --lengths: as given, or free: which comes first is for the search to decide "
-            "(default: given)",
+            "of microbatches with --lengths or --sizes: as given, or free: the search decides (default: given)",
             choices=(GIVEN, FREE),
             read=lambda text: AUTO if text == FREE else text,
             closed=GIVEN,

@@ -222,7 +222,7 @@ OFFLOAD = Feature(
             "offload",
             NO_OFFLOAD,
             "full, half, or a fraction a stage such as 0:0.5,1-3:1: activations that go to host memory after F and come "
-            "back before the backward; auto: as the search decides (default: none)",
+            "back before the backward; auto: the search decides (default: none)",
             "WHAT",
             closed=NO_OFFLOAD,
             told=_told,

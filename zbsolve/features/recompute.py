@@ -39,8 +39,8 @@ RECOMPUTE = Feature(
         Field(
             "recompute",
             (),
-            "all, or 0,4-7: stages that drop activations after F, for a pass X; 0:3,4-7:1 or all:2: of so many of their "
-            "layers, the first ones; auto: as the search decides",
+            "all, or 0,4-7: stages that drop activations after F, for a pass X; 0:3,4-7:1 or all:2: those of their first "
+            "3, 1 or 2 layers; auto: the search decides",
             "STAGES",
             closed=(),
             told=_told,

@@ -292,7 +292,7 @@ SIZES = Feature(
         Field(
             "sizes",
             (),
-            "sequences of each microbatch: 2,4,4,2, or 2,4,4,2:12, which are 12 together; auto: for the search to decide, "
+            "sequences of each microbatch: 2,4,4,2, or 2,4,4,2:12, which are 12 together; auto: the search decides, with "
             "as many together as profiled; auto:32: of 32; auto:32:any: in --microbatches or fewer (default: as profiled)",
             "SIZES",
             read=_read,

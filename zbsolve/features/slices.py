@@ -213,7 +213,7 @@ SLICES = Feature(
         Field(
             "slices",
             1,
-            "each sequence is cut into N even slices; 8:even-work: each takes as long; 4,2,1,1: so long; auto: the best "
+            "each sequence is cut into N even slices; 8:even-work: with equal times; 4,2,1,1: their lengths; auto: the best "
             "of 1, 2, 4, … up to twice the ranks, more while they save 0.1 %, and numbers between (default: 1)",
             "N",
             closed=1,

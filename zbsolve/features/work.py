@@ -40,7 +40,7 @@ def _read(said: str) -> Works:
             raise BadInput(f"{where}: RANKS:TIME/PIECES, such as 0-3:40ms/8, any:1s/100 or 0:5ms:before=0:held=1GiB")
         words = dict(part.split("=", 1) for part in known["rest"].split(":")[1:])
         if unknown := set(words) - set(KEYS):
-            raise BadInput(f"{where}: '{min(unknown)}': {', '.join(KEYS)} can be said")
+            raise BadInput(f"{where}: '{min(unknown)}': {', '.join(KEYS)} are known")
         fields, ranks = dict[str, Any](), known["these"]
         for key, text in (*words.items(), *[("ranks", ranks)] * bool(ranks)):
             field, what, read = KEYS.get(key, ("rank", SEVERAL, _numbers))
