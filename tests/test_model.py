@@ -151,7 +151,7 @@ def test_placements():
     assert parse("0,2,1", 3) == (0, 2, 1)
     for text in ("single", "loop", "vee", "loop4", "0,2,1,3"):
         assert describe(parse(text, 4)) == text
-    with pytest.raises(BadInput, match="names 3 ranks, but 4 were asked for"):
+    with pytest.raises(BadInput, match="names 3 ranks, but there are 4"):
         check((0, 1, 2), 4)
 
 

@@ -180,7 +180,7 @@ def test_files_and_bad_input(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadInput, match=why):
             replace(problem, slowdowns=(wrong,))
-    with pytest.raises(BadInput, match="slowdown of F beside AF: said twice"):
+    with pytest.raises(BadInput, match="slowdown of F beside AF: is there twice"):
         replace(problem, slowdowns=2 * problem.slowdowns)
 
 

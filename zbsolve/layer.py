@@ -249,9 +249,7 @@ def side_values(layers: Sequence[Names]) -> dict[str, tuple[int, tuple[int, ...]
             raise BadInput(f"layer {givers[name]}: gives '{name}', and no layer takes it")
     for first, end in pairwise([0, *begun(layers)]):
         if not any(first <= giver < end <= takers[name][-1] for name, giver in givers.items()):
-            raise BadInput(
-                f"layer {end}: begins a row, and nothing that layers {first} to {end - 1} give is taken behind it"
-            )
+            raise BadInput(f"layer {end}: begins a row, and nothing that layers {first} to {end - 1} give is taken after it")
     return {name: (givers[name], tuple(takers[name])) for name in givers}
 
 

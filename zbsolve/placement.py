@@ -23,7 +23,7 @@ MAX_STAGES = 100_000  # of all routes together
 def sites_in(shared: str) -> tuple[int, ...]:
     """How many ranks each site has, from words such as "4+4" (see `Link.shared`). Raises BadInput."""
     if not re.fullmatch(r"[1-9]\d{0,5}(\+[1-9]\d{0,5})+", shared):
-        raise BadInput(f"shared '{shared[:40]}': rank, pair, or sites of so many ranks such as 4+4")
+        raise BadInput(f"shared '{shared[:40]}': rank, pair, or sites by their ranks such as 4+4")
     return tuple(map(int, shared.split("+")))
 
 
@@ -122,7 +122,7 @@ def check(placement: Sequence[int], ranks: int | None = None) -> tuple[int, ...]
     if hole is not None:
         raise BadInput(f"placement: no stage on rank {hole} (a hole between ranks 0 and {max(result)})")
     if ranks is not None and max(result) + 1 != ranks:
-        raise BadInput(f"placement: names {max(result) + 1} ranks, but {ranks} were asked for")
+        raise BadInput(f"placement: names {max(result) + 1} ranks, but there are {ranks}")
     return result
 
 

@@ -234,7 +234,7 @@ def check_slowdowns(slowdowns: Sequence[Slowdown], times: float = 0.0) -> None:
         if unknown := [kind for kind in pair if kind not in KINDS]:
             raise BadInput(f"{head}: there is no kind '{unknown[0][:20]}'")
         if pair in seen:
-            raise BadInput(f"{head}: said twice")
+            raise BadInput(f"{head}: is there twice")
         if not 1 <= slowdown.factor <= MAX_FACTOR:
             raise BadInput(f"{head}: {slowdown.factor:g} is not from 1 to {MAX_FACTOR:g}")
         seen.add(pair)

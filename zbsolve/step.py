@@ -54,7 +54,7 @@ def _blocking(problem: Problem) -> bool | None:
 def _of_fields() -> str:
     """The part of the docstring of `Step` that lists its fields."""
     rows = "\n    ".join(f"{step_field.name}: {step_field.words}" for step_field in STEP_FIELDS)
-    return f"\n    {rows}\n\n    Raises BadInput for what makes no sense whatever the profile.\n    "
+    return f"\n    {rows}\n\n    Raises BadInput for what makes no sense with any profile.\n    "
 
 
 PLAIN_FIELDS = (
@@ -164,7 +164,7 @@ class PlainStep:
         if profile.source != "given" or "chunks" not in profile.facts or stages % self.ranks:
             return why
         chunks = f" --chunks {stages // self.ranks}" if stages > self.ranks else ""
-        return f"{why}: give so many with zbsolve numbers --ranks {self.ranks}{chunks}"
+        return f"{why}: give as many with zbsolve numbers --ranks {self.ranks}{chunks}"
 
     def counts(self, profile: Any) -> tuple[int, ...] | None:
         """The layers of each stage; None if partition is None. Raises BadInput, Infeasible."""

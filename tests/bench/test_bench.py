@@ -206,7 +206,7 @@ def test_problems_of_ones_own(tmp_path, monkeypatch, capsys):
     assert main([*command, "--against", "now.json"]) == 0
     capsys.readouterr()
     for words, said in (
-        (["mine"], "mine/model.json: holds a profile, and ranks of its step are not said"),
+        (["mine"], "mine/model.json: holds a profile, and ranks of its step are missing"),
         (["mine/earlier.json"], "add --against base.json"),
         (["mine/earlier.json", "small"], "mine/earlier.json: holds a bench, not a profile or a problem or a schedule"),
         ([f"mine{step},placement=auto"], "instead of auto"),

@@ -151,11 +151,11 @@ def test_numbers_say_it() -> None:
     sites = {"sites": "1+3", "site-latency": "10ms", "site-bandwidth": "1GB/s", "message-bytes": "4MB"}
     assert given_profile({**words, **sites}).site_link == Link(10_000.0, 1000.0, shared="1+3")
     for wrong, line in (
-        ({"comm": "12ms", "shared": "card"}, "shared 'card': rank, pair, or sites of so many ranks such as 4+4"),
+        ({"comm": "12ms", "shared": "card"}, "shared 'card': rank, pair, or sites by their ranks such as 4+4"),
         ({"comm": "12ms", "latency": "2ms"}, "comm says how long messages take: leave out latency and bandwidth"),
         ({"comm": "12ms", "shared": "2+2"}, "field 'link': sites are of 'site_link'"),
         ({"sites": "2+2"}, "sites: message-bytes, site-latency and site-bandwidth say how long messages take, not comm"),
-        ({**sites, "sites": "4"}, "shared '4': rank, pair, or sites of so many ranks such as 4+4"),
+        ({**sites, "sites": "4"}, "shared '4': rank, pair, or sites by their ranks such as 4+4"),
     ):
         with pytest.raises(BadInput) as error:
             given_profile({**words, **wrong})

@@ -74,7 +74,7 @@ def test_check_fails_and_names_the_pass(measured, tmp_path, capsys):
     [
         (["--ranks", "2", "--microbatches", "0"], "microbatches: at least 1 is needed", 2),
         (["--ranks", "2", "--microbatches", "2", "--placement", "0,2"], "a hole", 2),
-        (["--ranks", "3", "--microbatches", "2", "--placement", "0,1"], "names 2 ranks, but 3 were asked for", 2),
+        (["--ranks", "3", "--microbatches", "2", "--placement", "0,1"], "names 2 ranks, but there are 3", 2),
         (["--ranks", "9", "--microbatches", "2"], "4 layers do not make 9 stages", 2),
         (["--ranks", "0", "--microbatches", "2"], "ranks: at least 1 is needed, got 0", 2),
         (["--ranks", "2", "--microbatches", "2", "--memory", "8100"], "rank 0 needs 300 bytes for one microbatch", 1),

@@ -62,7 +62,7 @@ def test_the_question_is_answered_in_one_line(capsys: pytest.CaptureFixture[str]
     assert said[10].split() == ["7", "7", "66.87", "±0.2%", "75.14", "±0.3%", "–"]
     assert sum(line.startswith("stall: ") for line in said) == 4
     assert said[11] == (
-        "messages hold their sender up: with its inputs there, a pass began 792 µs behind one that sends, and 5 µs behind "
+        "messages block their sender: with its inputs there, a pass began 792 µs after one that sends, and 5 µs after "
         "one that does not; a message takes 805 µs"
     )
     assert said[-1] == (

@@ -388,7 +388,7 @@ class Wrong(nn.Module):
 
 
 def test_a_layer_that_does_not_do_what_it_says_is_named() -> None:
-    with pytest.raises(BadInput, match="Wrong: 'gives' says that it returns its output and behind it 'a', 'b', as a tuple"):
+    with pytest.raises(BadInput, match="Wrong: 'gives' says that it returns its output and after it 'a', 'b', as a tuple"):
         called(Wrong(), torch.ones(1))
     taker = nn.Linear(1, 1)
     taker.takes = "c"  # type: ignore[assignment]
@@ -433,7 +433,7 @@ def taken() -> Any:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("alone", "layer 1: begins a row, and nothing that layers 0 to 0 give is taken behind it"),
+        ("alone", "layer 1: begins a row, and nothing that layers 0 to 0 give is taken after it"),
         ("taken", "layer 3: gives 'targets', which is the batch's: take another name"),
         ("forgotten", "layer 2: gives 'skip0', and no layer takes it"),
         ("unknown", "layer 5: takes 'skip9', and no layer gives it"),

@@ -72,5 +72,5 @@ def test_pieces_take_what_others_made(tmp_path: Path) -> None:
 def test_without_a_function_it_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bare.py"
     path.write_text(SOURCE.partition("def work")[0])
-    with pytest.raises(BadInput, match=r"work: rank 0 has 2 passes J, and nobody says what they do: give Pipeline\(work=\)"):
+    with pytest.raises(BadInput, match=r"work: rank 0 has 2 passes J, and no function for them: give Pipeline\(work=\)"):
         run_on_one_device(scheduled(), f"{path}:pipeline", Options(steps=1, warmup=0))

@@ -165,7 +165,7 @@ def test_how_much_fits_is_asked_in_words() -> None:
         assert isinstance(room, Room)
         assert (room.pieces, room.most) == (pieces, pieces)
     assert isinstance(with_open_work(alone, read("any:10us"), effort=0.3), Placed)
-    with pytest.raises(BadInput, match=r"^work: how much fits \('most'\) is asked of one work alone"):
+    with pytest.raises(BadInput, match=r"^work: how much fits \('most'\) is for one work alone"):
         with_open_work(alone, read("any:10us/most 0:5us"))
 
 

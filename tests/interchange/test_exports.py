@@ -66,7 +66,7 @@ def test_jaxpp_wants_stage_0_in_one_piece() -> None:
     schedule = preset("zb-v", a_step("vee", 2, 4))
     late = schedule if _apart(schedule) else in_order_schedule(schedule.problem, 3)
     assert _apart(late)
-    with pytest.raises(BadInput, match=r"^pass 0B\d: .* comes behind it; JaxPP runs each W of stage 0 right behind"):
+    with pytest.raises(BadInput, match=r"^pass 0B\d: .* comes after it; JaxPP runs each W of stage 0 right after"):
         export(late, "jaxpp")
     made = export(late, "jaxpp", Options(or_best=True))
     assert made.facts["instead"]
@@ -261,7 +261,7 @@ def test_microbatches_out_of_order() -> None:
         assert any("its 0, 1, … are the schedule's 2, 0, 1" in note for note in made.notes)
     crossed = alike | {"compute:1": ("1F2", "1F1", "1F0", "1BW2", "1BW0", "1BW1")}
     for to in ("jaxpp", "deepspeed", "primus"):
-        with pytest.raises(BadInput, match=r"^pass 1F0: it comes behind 1F1; \w+ runs the microbatches of all"):
+        with pytest.raises(BadInput, match=r"^pass 1F0: it comes after 1F1; \w+ runs the microbatches of all"):
             export(Schedule(problem, crossed), to)
     export(Schedule(problem, crossed), "torch-csv")
 

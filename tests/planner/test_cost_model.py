@@ -50,7 +50,7 @@ def test_the_constants_fit_the_41_steps() -> None:
     assert cluster.source.startswith("fitted: 41 measured steps")
     assert cluster.error == pytest.approx(found.mean())
     assert f"their measured error is {found.mean():.1%} in the mean" in honest_line(SHAPES["gpt-3.6b"], cluster)
-    assert "nobody measured their error" in honest_line(SHAPES["gpt-3.6b"], CLUSTERS["h100"])
+    assert "their error was not measured" in honest_line(SHAPES["gpt-3.6b"], CLUSTERS["h100"])
 
 
 def test_table_5_of_korthikanti() -> None:

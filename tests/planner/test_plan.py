@@ -337,7 +337,7 @@ def test_a_plan_says_how_much_of_the_exchange_is_exposed(tmp_path: Path, capsys:
     said = plan_as_text(plan)
     busiest = np.bincount(problem.passes.rank[problem.rows("C")], sums).max()
     exposed = format_times(found.exposed, busiest, found.behind)[0]
-    assert f"behind its last compute pass: exchange of gradients {exposed} (of " in said
+    assert f"after its last compute pass: exchange of gradients {exposed} (of " in said
     assert "1.2 times as long as without messages beside it (assumed)), update and constant" in said
     assert main(["export", str(path), "--to", "jaxpp", "-o", str(tmp_path / "x")]) == 0
     capsys.readouterr()

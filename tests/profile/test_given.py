@@ -154,7 +154,7 @@ def test_chunks_columns_and_refusals(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert Profile.load(path).layers[3].F == 13
     capsys.readouterr()
     for more, line in (
-        (["--F", "3"], f"F: it is said twice, also in {table}"),
+        (["--F", "3"], f"F: it is given twice, also in {table}"),
         (["rank-factors=1,2,3"], "rank-factors 1,2,3: 2 numbers above 0 are needed"),
         (["--chunks", "3"], "F: 4 values for 6 stages"),
         (["--comm", "3", "latency=2"], "comm says how long messages take"),
@@ -191,11 +191,11 @@ def test_too_few_numbers_say_how_to_give_enough(tmp_path: Path, capsys: pytest.C
     assert main(["numbers", "--ranks", "4", "--F", "1ms", "--B", "1ms", "--W", "1ms", "-o", path]) == 0
     for ranks, placement, enough in (("4", "vee", "--ranks 4 --chunks 2"), ("5", "single", "--ranks 5")):
         assert main(["solve", path, "--ranks", ranks, "--microbatches", "8", "--placement", placement]) == 2
-        assert capsys.readouterr().err.endswith(f" stages: give so many with zbsolve numbers {enough}\n")
+        assert capsys.readouterr().err.endswith(f" stages: give as many with zbsolve numbers {enough}\n")
     assert main(["solve", path, "--ranks", "4", "--microbatches", "8", "--method", "1f1b,zb-v"]) == 0
-    assert "zb-v: cannot be: partition: 4 layers do not make 8 stages: give so many with" in capsys.readouterr().out
+    assert "zb-v: cannot be: partition: 4 layers do not make 8 stages: give as many with" in capsys.readouterr().out
     assert main(["solve", path, "--ranks", "4", "--microbatches", "4", "--placement", "auto", "--effort", "0.1"]) == 0
-    assert "give so many with zbsolve numbers --ranks 4 --chunks 2" in capsys.readouterr().out
+    assert "give as many with zbsolve numbers --ranks 4 --chunks 2" in capsys.readouterr().out
 
 
 def test_what_rounding_changes_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,8 +267,8 @@ def test_each_rank_may_have_a_memory_of_its_own(tmp_path: Path, capsys: pytest.C
     capsys.readouterr()
     for memory, line, code in (
         ("16GB,16GB,8GB", "memory '16GB,16GB,8GB': 3 numbers for 4 ranks: give one, or one a rank", 2),
-        ("16GB,16GB,8GB,", "memory '16GB,16GB,8GB,': nothing is said of rank 3: give one number, or one a rank", 2),
-        ("16GB,,8GB,8GB", "memory '16GB,,8GB,8GB': nothing is said of rank 1: give one number, or one a rank", 2),
+        ("16GB,16GB,8GB,", "memory '16GB,16GB,8GB,': there is none for rank 3: give one number, or one a rank", 2),
+        ("16GB,,8GB,8GB", "memory '16GB,,8GB,8GB': there is none for rank 1: give one number, or one a rank", 2),
         ("16GB,16GB,8GB,1GB", "rank 3 needs 2000000000 bytes (1.86 GiB) for one microbatch, but has 1000000000", 1),
         ("16GB,16GB,8,8", "of 16000000000 bytes (14.9 GiB) or 8 bytes (a number without a unit is bytes", 1),
     ):

@@ -131,7 +131,7 @@ def test_the_command_says_both(tmp_path: Path, capsys: pytest.CaptureFixture[str
     varied(tmp_path / "run")
     assert main(["profile", "--from-trace", str(tmp_path / "run"), "--seconds", "0"]) == 0
     said = capsys.readouterr().out
-    assert "messages hold their sender up: " in said
+    assert "messages block their sender: " in said
     assert "microbatches differ in length: in the median step they take " in said
     assert main(["profile", "--from-trace", str(tmp_path / "run"), "--seconds", "0", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)

@@ -206,7 +206,7 @@ def _problem(path: Path, step: Mapping[str, Any]) -> tuple[str, Problem]:
         return name, Problem.load(path)
     missing = next((need for need in ("ranks", "microbatches") if need not in step), None)
     if missing is not None:
-        raise BadInput(f"{path}: holds a profile, and {missing} of its step are not said: {path}@ranks=4,microbatches=8")
+        raise BadInput(f"{path}: holds a profile, and {missing} of its step are missing: {path}@ranks=4,microbatches=8")
     asked = Step(**step)
     if asked.auto:
         raise BadInput("placement and partition: bench solves one problem a profile: name them instead of auto")

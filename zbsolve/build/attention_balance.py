@@ -53,7 +53,7 @@ def one_forward_one_backward(problem: Problem) -> Schedule:
     p, start = problem.passes, even_slots(problem).start
     for kind in p.kinds:
         if kind not in TURNS:
-            raise BadInput(f"attention exchange: the problem has passes of kind {kind}: put those in behind")
+            raise BadInput(f"attention exchange: the problem has passes of kind {kind}: add those afterwards")
     number, last = problem.parts, int(p.stage[problem.rows("F")].max())
     begun = np.zeros((2, problem.stages, int(number.max()) + 1), np.int64)
     for which, kinds in ((FORWARD, ("F",)), (BACKWARD, ("B", "BW"))):

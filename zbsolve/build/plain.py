@@ -162,7 +162,7 @@ def pipeline(
     _check_room(routes, held, np.array(list(dropping), np.int64), inputs.min(axis=1), limits)
     messages = _messages(comm, routes, microbatches)
     if blocking and any(array.any() for array in around):
-        raise BadInput("blocking: AF and AB are all-to-alls on a stream of their own, behind which messages block no sender")
+        raise BadInput("blocking: AF and AB are all-to-alls on a separate stream, after which messages block no sender")
     none = [0 * message for message in messages]
     lags, sent = (none, messages) if blocking else (messages, none)
     kinds = tuple(times)

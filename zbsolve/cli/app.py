@@ -210,5 +210,5 @@ COMMANDS = {
     "import": "another engine's or a hand-made schedule, verified on a profile's times",
     "export": "write a schedule for another engine",
     "explore": "a local page to play with: a step by sliders, its schedule and bound at once",
-    "bench": "solve a suite of problems; hold results against earlier ones",
+    "bench": "solve a suite of problems; compare results with earlier ones",
 }

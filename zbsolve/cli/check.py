@@ -148,7 +148,7 @@ def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
     """Lines for a schedule that holds: its rules, its certificate, and how the bound was proven or can be."""
     lines = [f"{name}: holds ({len(schedule.problem.passes)} passes): {HOLDS}"]
     if schedule.certificate is None:
-        return [*lines, "no certificate is in this file, so nothing is said of how good it is: --bound proves a bound"]
+        return [*lines, "this file has no certificate, so how good it is is not known: --bound proves a bound"]
     line = verdict(schedule.certificate)
     return [*lines, line, *proofs] if proofs else [*lines, f"as the file says: {line} (--bound proves it again)"]
 

@@ -159,7 +159,7 @@ def _measure(options: argparse.Namespace) -> int:
     text = device + profile_as_text(profile) + "".join(f"split: {line}\n" for line in as_lines(rows))
     for beside in dict.fromkeys(slowdown.beside for slowdown in profile.slowdowns):
         slower = [f"{slowdown.kind} {slowdown.factor:.3f}" for slowdown in profile.slowdowns if slowdown.beside == beside]
-        text += f"beside {beside} these take so many times as long: {', '.join(slower)}\n"
+        text += f"beside {beside} these take longer, by these factors: {', '.join(slower)}\n"
     tell(options, lambda: body | host | profile.facts, lambda: text, lambda: profile.save(options.output))
     return 0
 

@@ -169,7 +169,7 @@ def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
         raise BadInput(f"{path}: fields 'step' and 'bound' are {form.step} and {form.bound}; finite numbers are needed")
     behind, step, bound = format_times(form.step - schedule.timeline().makespan, form.step, form.bound)
     return (
-        f"plan: with what comes behind these passes (update and constant, {behind}) the step takes {step}; no layout's "
+        f"plan: with what follows these passes (update and constant, {behind}) the step takes {step}; no layout's "
         f"takes less than {bound}, as the file says (check proves it, -o x.html draws the space)\n"
     )
 

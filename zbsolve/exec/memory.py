@@ -100,9 +100,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.full(self)
         if self.limit is not None and self.now > self.limit:
             held, limit = exact_bytes(self.now - size), exact_bytes(self.limit)
-            raise RunFailed(
-                f"out of memory: the device has {limit} for activations, {held} are held, and {size} are asked for"
-            )
+            raise RunFailed(f"out of memory: the device has {limit} for activations, {held} are held, and {size} are needed")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class WorkBeside(Part):
         pieces = len(problem.rows("J", rank=rank))
         if pieces and work is None:
             raise BadInput(
-                f"work: rank {rank} has {pieces} passes J, and nobody says what they do: give Pipeline(work=), or a "
+                f"work: rank {rank} has {pieces} passes J, and no function for them: give Pipeline(work=), or a "
                 "function work(rank, piece, pieces) beside the model's"
             )
         return cls(work, rank, problem) if pieces and work is not None else None

@@ -46,7 +46,7 @@ HEADERS = (
 )  # fmt: skip
 STALE = (
     "zbsolve explore: this address is not of the server that runs now.\n"
-    "Take the address that it printed when it started; what stands behind ? in yours can stay.\n"
+    "Take the address that it printed when it started; the text after ? in yours can stay.\n"
 )
 
 

@@ -298,7 +298,7 @@ def proven_again(splits: Splits, every: EverySplit, seconds: float) -> str:
             model.add(cut)
     for split, bound, kind in every.apart:
         if bound < every.bound:
-            return f"split {split} is said to take {bound} µs or more alone"
+            return f"split {split} is listed with {bound} µs or more alone"
         known = alone(splits, split) >= every.bound
         if not known and (kind != WHOLE or not refutes(splits.problem(split), every.bound, clock)):
             return f"split {split} is not proven to take {every.bound} µs"

@@ -98,7 +98,7 @@ def _obstacle(problem: Problem, place: str) -> str:
 
 def _candidates(schedule: Schedule, target: Target, orders: Orders) -> Iterator[tuple[str, Schedule]]:
     if target.first_fused:
-        yield "the schedule with each W of stage 0 right behind its B", first_fused(schedule)
+        yield "the schedule with each W of stage 0 right after its B", first_fused(schedule)
     for step in variants(schedule.problem, target):
         fused = "B" in schedule.problem.passes.kinds and "B" not in step.passes.kinds
         words = f"placement {describe(step.placement)}{', BW as long as B and W' if fused else ''}"

@@ -251,11 +251,11 @@ def _check_rows(rows: Sequence[Sequence[Cell]], number: dict[int, int], target: 
             last = before.get(lane)
             if last is not None and cell.kind in target.in_order and number[last.microbatch] > number[cell.microbatch]:
                 wanted = f"{target.engine} runs the microbatches of all stages in one order"
-                raise Refused(f"pass {cell.name}: it comes behind {last.name}; {wanted}")
+                raise Refused(f"pass {cell.name}: it comes after {last.name}; {wanted}")
             before[lane] = cell
             if target.first_fused and cell.kind == "B" and not cell.stage and row[i + 1] != cell._replace(kind="W"):
-                wanted = f"{target.engine} runs each W of stage 0 right behind its B"
-                raise Refused(f"pass {cell.name}: {row[i + 1].name} comes behind it; {wanted}")
+                wanted = f"{target.engine} runs each W of stage 0 right after its B"
+                raise Refused(f"pass {cell.name}: {row[i + 1].name} comes after it; {wanted}")
 
 
 def needs(cell: Cell, backward: dict[tuple[int, int], str], last: int) -> list[Cell]:

@@ -56,7 +56,7 @@ class Titan:
         else:
             lines.append("torchtitan's modules are those of its decoders (tok_embeddings, layers.N, norm, lm_head)")
         if self.last:
-            lines.append(f"torchtitan, behind all flags: {self.last}{SPLIT_NEEDS if self.last == NO_CHECKPOINTING else ''}")
+            lines.append(f"torchtitan, after all flags: {self.last}{SPLIT_NEEDS if self.last == NO_CHECKPOINTING else ''}")
         lines += self.says
         return lines
 

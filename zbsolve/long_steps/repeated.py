@@ -50,7 +50,7 @@ class RepeatedSchedule:
         rounds, left = divmod(self.microbatches - self.few, self.round.every)
         if left or rounds < 0:
             raise BadInput(
-                f"{self.microbatches} microbatches: {self.few} and rounds of {self.round.every} do not make so many"
+                f"{self.microbatches} microbatches: {self.few} and rounds of {self.round.every} do not add up to that"
             )
         return rounds
 

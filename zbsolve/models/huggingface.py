@@ -300,9 +300,7 @@ class Head(nn.Module):
         try:
             tensor: Tensor = copy.deepcopy(self.causal, memo)(inputs_embeds=x, use_cache=False).logits
         except Exception as error:
-            raise BadInput(
-                f"hf: {type(self.causal).__name__}: what comes behind its output layer: {raised(error)}"
-            ) from error
+            raise BadInput(f"hf: {type(self.causal).__name__}: after its output layer: {raised(error)}") from error
         return tensor
 
 

@@ -125,7 +125,7 @@ class _Walk:
         """A module of the half has run."""
         if self.called:
             if not args or args[0] is not self.row or not isinstance(y, Tensor):
-                raise BadInput(f"hf: behind its layers the {self.half} does more than {type(module).__name__} of them")
+                raise BadInput(f"hf: after its layers the {self.half} does more than {type(module).__name__} of them")
             self.behind.append(module)
             self.row = y
 

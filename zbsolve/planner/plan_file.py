@@ -301,7 +301,7 @@ def _stated_bounds(form: SpaceForm, space: SpaceBounds, where: str) -> tuple[Spa
         if (rows := len(getattr(form, name))) != count:
             raise BadInput(f"{where}: space: field '{name}' has {rows} rows, but there are {count} layouts")
     if form.layouts != {name: column.tolist() for name, column in space.layout._asdict().items()}:
-        raise BadInput(f"{where}: space: field 'layouts' is not the space of this model on so many devices")
+        raise BadInput(f"{where}: space: field 'layouts' is not the space of this model on these devices")
     if form.by != space.by.tolist():
         wrong.append("field 'by' names layouts that do not dominate")
     pipeline, rule = np.array(form.pipeline, np.int64), np.array(form.rule, np.int64)

@@ -36,7 +36,7 @@ NUMBERS = {
     "BW": Number(("BW",), parse_time, "time of both in one pass, in place of B and W or beside them (default: B + W)"),
     "X": Number(("X",), parse_time, "time of making dropped activations again (default: F)"),
     "update": Number(("U",), parse_time, "time of the optimizer's update, once a step"),
-    "all-to-all": Number(("all_to_all",), parse_time, "time of an all-to-all behind F, and of one behind the backward"),
+    "all-to-all": Number(("all_to_all",), parse_time, "time of an all-to-all after F, and of one after the backward"),
     "comm": Number(("message",), parse_time, "time of the message to the next stage, and of the one back"),
     "activation": Number(
         ("held_until_B", "held_until_W"),
@@ -70,7 +70,7 @@ RANK = {
     "blocking": "yes: a rank computes nothing while it sends a message (default: no)",
     "shared": "rank: a rank's messages go one after the other through its card, each way; pair: those from one rank to "
     "another (default: as many at once as there are)",
-    "sites": "of so many ranks, such as 4+4: between two sites messages go one after the other, each way",
+    "sites": "numbers of ranks, such as 4+4: between two sites messages go one after the other, each way",
     "site-latency": "of a message between sites",
     "site-bandwidth": "of the link between two sites",
     "rank-factors": "how much longer each rank takes than its stages say: 1,1,1.3,…",
@@ -95,7 +95,7 @@ def words_of(words: Sequence[str], given: Words) -> dict[str, str | Sequence[str
         known = equals and name.replace("_", "-") in (*NUMBERS, *RANK)
         for key, cells in ({name: value} if known else _table(word)).items():
             if key.replace("_", "-") in numbers:
-                raise BadInput(f"{key}: it is said twice{'' if known else f', also in {word}'}")
+                raise BadInput(f"{key}: it is given twice{'' if known else f', also in {word}'}")
             numbers[key.replace("_", "-")] = cells
     return numbers
 

@@ -148,7 +148,7 @@ class Profile:
             return step.problem(self)
         words: dict[str, Any] = {**dict(zip(PLACED, placed, strict=False)), **fields}
         if len(placed) > len(PLACED):
-            raise TypeError(f"problem() takes {', '.join(PLACED)} by position behind ranks; name what comes behind")
+            raise TypeError(f"problem() takes {', '.join(PLACED)} by position after ranks; name the others")
         if "layers" in words:
             words["partition"] = words.pop("layers")
         words |= {} if step is None else {"ranks": step}

@@ -45,7 +45,7 @@ def with_open_work(
     if all(work.pieces is not None for work in works):
         return place_work(problem, *works, seconds=seconds, effort=effort, alone=alone, **options)
     if any(work != Work(work.rank, first.time, None) for work in works) or (first.chosen and len(works) > 1):
-        raise BadInput("work: how much fits ('most') is asked of one work alone, whose pieces are alike and at any moment")
+        raise BadInput("work: how much fits ('most') is for one work alone, whose pieces are alike and at any moment")
     ranks = [rank for work in works for rank in work.ranks(problem)]
     options |= {"together": first.chosen, "alone": alone, "seconds": seconds / SEARCHES}
     return work_room(problem, first.times[0], ranks, effort=None if effort is None else effort / SEARCHES, **options)
@@ -326,7 +326,7 @@ def work_room(
     if not ranks:
         raise BadInput("work: on one rank at least")
     if problem.objective != "makespan":
-        raise BadInput(f"work: objective '{problem.objective}': what fits for nothing is asked of a makespan")
+        raise BadInput(f"work: objective '{problem.objective}': only a step with a makespan has room for work")
     ranks = tuple(dict.fromkeys(ranks))
     with_work(problem, *(Work(rank, piece) for rank in ranks))  # raises BadInput before the search
     search: dict[str, Any] = {"seconds": seconds, "effort": effort, **options}

@@ -30,7 +30,7 @@ PROVEN = "against: step over this plan's; proven: between these lies the best st
 
 def plan_as_text(plan: Plan) -> str:
     """The whole report."""
-    best = f"best: {plan.best.layout.title}", f"behind its last compute pass: {_behind(plan.best, plan.cluster)}"
+    best = f"best: {plan.best.layout.title}", f"after its last compute pass: {_behind(plan.best, plan.cluster)}"
     parts = [*space_lines(plan.space), "", *_near(plan), "", *best, bound_line(plan.space), "", *_lost(plan)]
     return "\n".join([*parts, honest_line(plan.shape, plan.cluster)]) + "\n"
 
@@ -121,9 +121,9 @@ def share_or_dash(value: float | None) -> str:
 
 def honest_line(model: Model, cluster: Cluster) -> str:
     """What the proof holds for: the cost model's numbers, and the measured error of these, if known."""
-    off = "nobody measured their error"
+    off = "their error was not measured"
     if cluster.error is not None:
-        off = f"their measured error is {cluster.error:.1%} in the mean, over the steps that the cluster was held against"
+        off = f"their measured error is {cluster.error:.1%} in the mean, over the steps that it was compared with"
     return f"proven for the model's numbers: {model.source}; the cluster is {cluster.source}; {off}"
 
 

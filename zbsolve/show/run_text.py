@@ -46,8 +46,8 @@ def _messages_and_lengths(trace: Trace) -> Iterator[str]:
     if isinstance(gaps, dict):
         sending, silent, message = (format_time(gaps[name]) for name in ("sending", "silent", "message"))
         yield (
-            f"messages hold their sender up: with its inputs there, a pass began {sending} behind one that sends, and "
-            f"{silent} behind one that does not; a message takes {message}"
+            f"messages block their sender: with its inputs there, a pass began {sending} after one that sends, and "
+            f"{silent} after one that does not; a message takes {message}"
         )
     if isinstance(factors, list):
         spread, left = trace.facts["spread"], trace.facts["spread_left"]

@@ -124,7 +124,7 @@ def bytes_of_ranks(text: str | int, ranks: int) -> tuple[int, ...]:
     parts = [part.strip() for part in str(text).split(",")]
     if len(parts) > 1 and "" in parts:
         raise BadInput(
-            f"memory '{str(text)[:40]}': nothing is said of rank {parts.index('')}: give one number, or one a rank"
+            f"memory '{str(text)[:40]}': there is none for rank {parts.index('')}: give one number, or one a rank"
         )
     sizes = tuple(map(parse_bytes, parts))
     if len(sizes) not in (1, ranks):

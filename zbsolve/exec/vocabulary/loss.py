@@ -53,7 +53,7 @@ def embedding_of(layer: nn.Module, number: int) -> tuple[str, float]:
     embedding, scale = _inside(layer, name, nn.Embedding, where, stated is not None), 1.0 if stated is None else stated
     if type(embedding) is nn.Embedding and scale != 1:
         what = f"'{name}' is a plain nn.Embedding, which multiplies vectors by 1, not by {scale:g}"
-        raise BadInput(f"{where}: {what}; what comes behind it stays the layer's own")
+        raise BadInput(f"{where}: {what}; what follows it stays the layer's own")
     for option in ("max_norm", "scale_grad_by_freq", "sparse"):
         if getattr(embedding, option):
             raise BadInput(f"{where}: a sharded embedding knows no {option}")
