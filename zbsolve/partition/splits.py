@@ -378,32 +378,32 @@ class Lanes:
         path = length[: self.path]
         start = np.concatenate([[0], np.cumsum(path)[:-1]]) + self.waits
         end, whole = start + path, int(start[-1] + path[-1])
-        each = np.array([sum(int(length[q]) for q in self.inside(jump)) for jump in self.jumps])
-        way = np.array([end[jump.last] - start[jump.first] for jump in self.jumps])
-        more = np.arange(1, B + 1) * each[:, None] - way[:, None]  # [jump, m]: added to the path over m + 1 microbatches
+        work = np.array([sum(int(length[q]) for q in self.inside(jump)) for jump in self.jumps])
+        span = np.array([end[jump.last] - start[jump.first] for jump in self.jumps])
+        gain = np.arange(1, B + 1) * work[:, None] - span[:, None]  # [jump, m]: added to the path over m + 1 microbatches
         waves = self.full(counts)
         turns: list[tuple[int, int]] = [self.turn(wave.rank) for wave in waves]
-        ways: list[Jump | Wave] = [*self.jumps, *waves, NO_JUMP]  # index −1: none
+        reasons: list[Jump | Wave] = [*self.jumps, *waves, NO_JUMP]  # index −1: none
         wait = [np.arange(B) // wave.fit * (end[b] - start[f]) for wave, (f, b) in zip(waves, turns, strict=True)]
-        more = np.concatenate([more, np.array(wait, np.int64).reshape(len(waves), B)])
-        up, by_up = _best(more, np.array([*(jump.last for jump in self.jumps), *(f for f, _ in turns)]), self.path)
-        first = np.array([self.path - 1 - at for at in (*(jump.first for jump in self.jumps), *(b for _, b in turns))])
-        down, by_down = (array[::-1, ::-1] for array in _best(more, first, self.path))
-        head, tail = start[:, None] + up, (whole - end)[:, None] + down
+        gain = np.concatenate([gain, np.array(wait, np.int64).reshape(len(waves), B)])
+        head_gain, by_up = _best(gain, np.array([*(jump.last for jump in self.jumps), *(f for f, _ in turns)]), self.path)
+        first = np.array([self.path - 1 - p for p in (*(jump.first for jump in self.jumps), *(b for _, b in turns))])
+        tail_gain, by_down = (array[::-1, ::-1] for array in _best(gain, first, self.path))
+        head, tail = start[:, None] + head_gain, (whole - end)[:, None] + tail_gain
         cuts = []
         for rank in range(int(self.rank.max()) + 1):
             lanes = np.flatnonzero(self.rank == rank).tolist()
-            at = [self.place(q) for q in lanes]
-            late = [q >= self.path for q in lanes]
-            heads = np.array([head[p] + (length[p] if w else 0) for p, w in zip(at, late, strict=True)])
-            tails = np.array([np.zeros(B, np.int64) if w else tail[p] for p, w in zip(at, late, strict=True)])
+            places = [self.place(q) for q in lanes]
+            is_W = [q >= self.path for q in lanes]
+            heads = np.array([head[p] + (length[p] if w else 0) for p, w in zip(places, is_W, strict=True)])
+            tails = np.array([np.zeros(B, np.int64) if w else tail[p] for p, w in zip(places, is_W, strict=True)])
             value, h, t = _densest(heads, tails, length[lanes])
             cut = []
-            for row, (q, p) in enumerate(zip(lanes, at, strict=True)):
+            for row, (q, p) in enumerate(zip(lanes, places, strict=True)):
                 inside = np.flatnonzero((heads[row] >= h) & (tails[row] >= t)).tolist()
                 if inside:
                     by_tail = -1 if q >= self.path else by_down[p, inside[-1]]
-                    cut.append(Part(q, inside[0], inside[-1], ways[by_up[p, inside[0]]], ways[by_tail]))
+                    cut.append(Part(q, inside[0], inside[-1], reasons[by_up[p, inside[0]]], reasons[by_tail]))
             cuts.append((value, tuple(cut)))
         return cuts
 

@@ -205,13 +205,12 @@ def unavoidable_idle(terms: IdleTerms, window: RankWindow) -> tuple[int, int]:
     of that time is idle. Likewise with positions from k on that take nothing: after the last pass of a position < k ends,
     only what is held then has work left.
 
-    The first pass of a position ≥ k is at k itself, and the last pass of a position < k is the last of those in its
-    microbatch, for a microbatch's positions follow each other. So one microbatch is known to be just before k: its bytes
-    and work count so, and only the others choose, in the bytes that it leaves. Which stage it belongs to is open, so the
-    least over stages holds.
+    In its microbatch the first pass of a position ≥ k is at k itself, and the last pass of a position < k is at k − 1. So of
+    one microbatch it is known that it is just before k. Its bytes and work count as they are then, and the knapsack has the
+    others, in the bytes that it leaves. It may belong to any stage, so the least over stages counts.
 
-    The two periods cannot overlap where all memory does not fit at once: between them every position < k₂ would have ended,
-    thus taken everything, and no position ≥ k₁ started, thus freed nothing.
+    If all memory does not fit at once, the two periods cannot overlap. Where they did, every position < k₂ would have ended
+    and taken its bytes, and no position ≥ k₁ would have started and freed any.
     """
     arrival, departure = int(window.head.min()), int(window.tail.min())
     first = max([arrival, *(_least(window.head, ends) for ends in terms.until)])

@@ -121,13 +121,13 @@ def ranks_to_extend(tables: Tables, position: Positions, free: Times, turn: Bool
         if position[a] < m:
             turn[lanes[a].rank] = False
     for a in range(len(lanes)):
-        own, other = position[a] == m, False
+        on_own, on_other = position[a] == m, False
         for x in range(lanes[a].wait_first, lanes[a].wait_last):
             b = waits[x].before
             if position[b] <= position[a]:
-                own = own or lanes[b].rank == lanes[a].rank
-                other = other or lanes[b].rank != lanes[a].rank
-        if other and not own:
+                on_own = on_own or lanes[b].rank == lanes[a].rank
+                on_other = on_other or lanes[b].rank != lanes[a].rank
+        if on_other and not on_own:
             turn[lanes[a].rank] = True
     first = -1
     for q in range(len(free)):
