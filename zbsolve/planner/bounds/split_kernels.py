@@ -1,7 +1,7 @@
 """Layouts with several stages on each rank: tests whether some partition leaves every rank enough time and memory.
 
 A search takes the ranks in turn, the last one first, and for each rank every number of blocks before its first stage. In a
-loop, the blocks after its last stage are those on the last stages of the ranks taken before. All conditions below also hold
+loop, the blocks after its last stage are those on the last stages of ranks already taken. All conditions below also hold
 with fewer of these, so only the fewest are kept for each number before. In a V, the blocks after a rank's second stage are
 those on the second stages of the ranks before it. So these numbers of blocks are known: before a rank's first stage, on it,
 on the stages in between together, on its last stage, and after it. From them follow
