@@ -129,8 +129,10 @@ def reach_of(problem: Problem) -> Reach | None:
 # --- At both ends ---
 
 
-MAX_KNAPSACK = 20_000  # most units of capacity of an exact knapsack; with more, work per byte bounds what it holds
-Choices = list[tuple[int, int]]  # (bytes, µs): what one microbatch can hold at a time, and the work it has run by then
+MAX_KNAPSACK = 20_000  # most units of capacity of an exact knapsack; with more, the best work per byte gives the bound
+Choices = list[
+    tuple[int, int]
+]  # (bytes, µs) of one microbatch: held where a period meets the rest of the step; its work in it
 
 
 class RankWindow(NamedTuple):
@@ -159,7 +161,7 @@ class StageChain(NamedTuple):
         return held[min(k, len(held)) - 1 :]
 
 
-Ends = tuple[tuple[Ints, int], ...]  # for each stage: (indices of passes, one of which ends the period; µs of work in it)
+Ends = tuple[tuple[Ints, int], ...]  # for each stage: (indices of passes, one of which bounds the period; µs of work in it)
 
 
 class IdleTerms(NamedTuple):
@@ -221,7 +223,7 @@ def unavoidable_idle(terms: IdleTerms, window: RankWindow) -> tuple[int, int]:
 
 
 def _least(distance: Ints, ends: Ends) -> int:
-    """The least idle time, µs, over the stages that the period's end may belong to."""
+    """The least idle time, µs, over the stages that the pass which bounds the period may belong to."""
     return min(int(distance[places].min()) - work for places, work in ends)
 
 
@@ -272,8 +274,8 @@ def _left(chain: StageChain, k: int) -> Choices:
 
 
 def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[int, tuple[Ints, tuple[int, int]]]) -> Ends:
-    """For each stage in `known`: its passes' indices, and the most µs of work where one of its microbatches has the known
-    bytes and work and all others take their best choices."""
+    """For each stage in `known`: the indices of its passes that may bound the period; and the most µs of work in the period,
+    where one of its microbatches has the known bytes and work, and all others have the choices that give most."""
     most, ends = _most_work(stages, copies, capacity), []
     for s, (places, (held, work)) in known.items():
         others = [count - (t == s) for t, count in enumerate(copies)]
@@ -282,7 +284,8 @@ def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[i
 
 
 def _most_work(stages: list[Choices], copies: list[int], capacity: int) -> int:
-    """An upper bound, µs, on the work of each stage's `copies` microbatches, each in one of its choices, in the capacity."""
+    """An upper bound, µs, on the work of each stage's `copies` microbatches, each in a choice, if their bytes fit
+    together."""
     everything = sum(n * max((work for _, work in choices), default=0) for n, choices in zip(copies, stages, strict=True))
     free = sum(
         n * max((work for held, work in choices if held == 0), default=0) for n, choices in zip(copies, stages, strict=True)
