@@ -130,9 +130,7 @@ def reach_of(problem: Problem) -> Reach | None:
 
 
 MAX_KNAPSACK = 20_000  # most units of capacity of an exact knapsack; with more, the best work per byte gives the bound
-Choices = list[
-    tuple[int, int]
-]  # (bytes, µs) of one microbatch: held where a period meets the rest of the step; its work in it
+Choices = list[tuple[int, int]]  # (bytes, µs) of one microbatch: held where a period meets the rest; its work in the period
 
 
 class RankWindow(NamedTuple):
@@ -207,9 +205,10 @@ def unavoidable_idle(terms: IdleTerms, window: RankWindow) -> tuple[int, int]:
     of that time is idle. Likewise with positions from k on that take nothing: after the last pass of a position < k ends,
     only what is held then has work left.
 
-    In its microbatch the first pass of a position ≥ k is at k itself, and the last pass of a position < k is at k − 1. So of
-    one microbatch it is known that it is just before k. Its bytes and work count as they are then, and the knapsack has the
-    others, in the bytes that it leaves. It may belong to any stage, so the least over stages counts.
+    A microbatch's positions follow each other. So the first pass of a position ≥ k is at k itself, and the last pass of a
+    position < k is the last of those in its microbatch. So one microbatch is known to be just before k. Its bytes and work
+    count as they are there, and the knapsack has the others, in the bytes that it leaves. It may belong to any stage, so the
+    least over stages counts.
 
     If all memory does not fit at once, the two periods cannot overlap. Where they did, every position < k₂ would have ended
     and taken its bytes, and no position ≥ k₁ would have started and freed any.
@@ -284,8 +283,7 @@ def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[i
 
 
 def _most_work(stages: list[Choices], copies: list[int], capacity: int) -> int:
-    """An upper bound, µs, on the work of each stage's `copies` microbatches, each in a choice, if their bytes fit
-    together."""
+    """An upper bound, µs, on the work of each stage's `copies` microbatches, each in one choice, in the capacity."""
     everything = sum(n * max((work for _, work in choices), default=0) for n, choices in zip(copies, stages, strict=True))
     free = sum(
         n * max((work for held, work in choices if held == 0), default=0) for n, choices in zip(copies, stages, strict=True)

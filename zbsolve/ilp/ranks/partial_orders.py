@@ -155,9 +155,8 @@ def could_start(passes: Records, pairs: Records, a: int, then: int, position: Po
 def next_arrivals(
     lanes: Records, pairs: Records, lane: int, position: Positions, arrivals: Times, free: Times, new_arrivals: Times
 ) -> None:
-    """Fill `new_arrivals`: the arrivals of a state after `lane`'s next pass. position, arrivals: before this pass; free:
-    when ranks are free after it. An arrival counts as no earlier than its pass could start anyway, behind all passes of
-    its lane that are ahead of it."""
+    """Fill `new_arrivals` for a state after `lane`'s next pass. position, arrivals: before that; free: when ranks are free
+    after it. An arrival counts as no earlier than its pass could start anyway, after all passes of its lane ahead of it."""
     end = free[lanes[lane].rank]
     at, n = 0, 0
     for k in range(len(pairs)):
