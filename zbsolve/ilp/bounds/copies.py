@@ -77,7 +77,7 @@ def with_more_room(problem: Problem, base: Problem, copies: Copies) -> Problem:
     """`base`, the problem without its copies, where each device also has the room of the pools that its bytes may go to.
 
     What a copy moves is on the device or in a pool at every moment, from the start of its taker to the end of the pass that
-    frees it. All other bytes of the edge are on the device. So, whatever is copied, these edges of `base` fit in both.
+    frees it. All other bytes of the edge are on the device. So the edges of `base` fit into both, whatever is copied.
     """
     room = problem.room[: problem.ranks].copy()
     rank = problem.passes.rank[copies.out]

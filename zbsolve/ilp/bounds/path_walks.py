@@ -1,6 +1,6 @@
 """Longest paths to the starts of passes along necessary arcs, from given begins, forwards or backwards in time.
 
-Machines count too: where passes of a stream must run between a time h and a start, that is at least h plus their work.
+Machines count too: if passes of a stream must run between a time h and a start, it is at h plus their work or later.
 """
 
 from __future__ import annotations

@@ -161,8 +161,7 @@ def _refute_claims(
 
 
 def _behind(w: Waves, numbers: list[int], claims: dict[int, int]) -> Ints:
-    """The longest tails, µs, in P(n − shift) over the n of `numbers`, shape (lanes, greatest n). All are measured to the end
-    of the window of the greatest n."""
+    """The longest tails, µs, in P(n − shift) over `numbers`, to the end of the greatest n's window. Shape (lanes, n)."""
     n, m = max(numbers), w.lanes.tail.shape[1]
     result = np.full((len(w.lanes.tail), n), -INFINITE)
     for fewer in (number - w.shift for number in numbers):
@@ -223,8 +222,7 @@ def _own_tails(tail: Ints, n: int) -> Ints:
 
 
 def _weakest(tail: Ints, claims: dict[int, int], numbers: list[int]) -> Ints:
-    """The tails, µs, shape (lanes, greatest of `numbers`), that hold in P(n) for each n of `numbers`: the shortest. They are
-    measured to the end of the window of the greatest n."""
+    """The shortest tails, µs, in P(n) over `numbers`, to the end of the greatest n's window. Shape (lanes, n)."""
     most = max(numbers)
     result = _own_tails(tail, most)
     for n in numbers:
@@ -242,10 +240,9 @@ FIRST_BREADTH, BREADTH_FACTOR = 8, 4  # states kept with the same positions at f
 class WindowSearch:
     """The search for the largest window, µs, that some ranks refute.
 
-    fits: a window that is known to fit, or to be of no use. Steps begin at `min_step` and double while windows are refuted.
-    Where a step leads to `fits` or beyond, the middle between the refuted window and `fits` is tried. breadth: that of the
-    last answer. incumbent: see `refute`. times: times to go of single ranks. hard: the last window that had no answer, with
-    `hard_states` partial orders.
+    fits: a window that is known to fit, or to be of no use. Steps begin at `min_step` and double while windows are refuted;
+    a step beyond `fits` is half of what is left. breadth: that of the last answer. incumbent: see `refute`. times: times to
+    go of single ranks. hard: the last window that had no answer, with `hard_states` partial orders.
     """
 
     lanes: Lanes
@@ -274,8 +271,7 @@ class WindowSearch:
     def attempt(self, window: int, states: int) -> tuple[Answer, int]:
         """Whether the window is refuted with so many states, and how many were tried.
 
-        The breadth begins with that of the last answer and grows while states are left. With many waves of microbatches,
-        induction is tried before it grows.
+        The breadth begins with the last answer's and grows while states are left; with many waves, induction is tried first.
         """
         breadth = self.breadth
         to_go, tried = self.times.of(self.lanes, window, self.fits, states)

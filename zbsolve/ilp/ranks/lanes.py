@@ -267,8 +267,7 @@ def in_own_windows(group: Group) -> Group:
 
 
 def all_ranks(problem: Problem, firsts: list[Group]) -> list[Group]:
-    """Groups of all ranks, if there are few: for each given group a lean one with its first rank and window; then the first
-    of these, not lean."""
+    """Groups of all ranks, if few: a lean one for each given group, with its first rank and window; then one not lean."""
     if problem.ranks > MAX_LEAN_RANKS:
         return []
     groups = [

@@ -75,14 +75,11 @@ def search_orders(
 ) -> tuple[int, int, int]:
     """Search for an order of the passes of `lanes` that fits the window, µs, and further windows of that length
     (`Lanes.windows`). Returns three numbers:
-
-    * The answer. `FITS`: one fits. `REFUTED`: none does. `MERGED`: one fits, but states were merged (an induction ends as
-      soon as they are). `TOO_MANY`: the limits were reached.
+    * The answer. `REFUTED`: none fits. `MERGED`: one fits, but states were merged (an induction ends as soon as they are).
+      `TOO_MANY`: the limits were reached. `FITS`: one fits; or the incumbent's value (one number, which another thread may
+      lower meanwhile) is below the bound that is `wanted`, and the search ends.
     * The states tried, once for each window; `COMPARED_PER_STATE` comparisons count as one.
     * The most passes of a lane that any state had placed.
-
-    `FITS` is also the answer as soon as the incumbent's value (one number, which another thread may lower meanwhile) is
-    below the bound that is `wanted`.
     """
     count, m = lanes.head.shape
     shift, states_allowed = induction.shift, limits.states
@@ -147,7 +144,7 @@ def _next_level(
     new = room_for(states, most_arrivals_next(position, lanes, pairs), len(free) * count)
     new_position, new_free, new_last, new_arrivals, new_early = new
     start, used, turn = np.empty(count, np.int64), np.empty(len(ranks), np.int64), np.empty(len(ranks), np.bool_)
-    own, starts = len(ranks), np.empty((len(further.ranks), count), np.int64)
+    n_ranks, starts = len(ranks), np.empty((len(further.ranks), count), np.int64)
     clocks = Clocks(tables, further, window, starts)
     n = tried = 0
     for s in range(len(free)):
@@ -155,11 +152,11 @@ def _next_level(
         for a in range(count):
             used[lanes[a].rank] += position[s, a] * (lanes[a].taken - lanes[a].freed)
         size = arrivals_of(position[s], pairs)
-        next_starts(tables, position[s], free[s, :own], arrivals[s, :size], start)
+        next_starts(tables, position[s], free[s, :n_ranks], arrivals[s, :size], start)
         for k in range(len(further.ranks)):
             here = in_window(tables, further, k)
-            next_starts(here, position[s], *_times_in(k, own, free[s], size, arrivals[s]), starts[k])
-        ranks_to_extend(tables, position[s], free[s, :own], turn)
+            next_starts(here, position[s], *_times_in(k, n_ranks, free[s], size, arrivals[s]), starts[k])
+        ranks_to_extend(tables, position[s], free[s, :n_ranks], turn)
         for a in range(count):
             lane = lanes[a]
             r, end = lane.rank, start[a] + lane.duration
@@ -193,9 +190,9 @@ def _next_level(
             new_position[n] = position[s]
             new_position[n, a] += 1
             new_size = arrivals_of(new_position[n], pairs)
-            own_free, own_arrivals = new_free[n, :own], new_arrivals[n, :new_size]
-            next_arrivals(lanes, pairs, a, position[s], arrivals[s, :size], own_free, own_arrivals)
-            if hopeless(tables, new_position[n], own_free, own_arrivals, window):
+            first_free, first_arrivals = new_free[n, :n_ranks], new_arrivals[n, :new_size]
+            next_arrivals(lanes, pairs, a, position[s], arrivals[s, :size], first_free, first_arrivals)
+            if hopeless(tables, new_position[n], first_free, first_arrivals, window):
                 continue
             looked, late = _placed_everywhere(clocks, states, s, a, new, n)
             tried += looked
@@ -209,10 +206,9 @@ def _next_level(
 
 
 @kernel
-def _times_in(k: int, own: int, free: Times, size: int, arrivals: Times) -> tuple[Times, Times]:
-    """The times of one state on the clock of further window k: free, arrivals. own: how many ranks there are; size: how many
-    arrivals a window has."""
-    return free[own * (k + 1) : own * (k + 2)], arrivals[size * (k + 1) : size * (k + 2)]
+def _times_in(k: int, n_ranks: int, free: Times, size: int, arrivals: Times) -> tuple[Times, Times]:
+    """The times (free, arrivals) of one state on the clock of further window k. size: how many arrivals a window has."""
+    return free[n_ranks * (k + 1) : n_ranks * (k + 2)], arrivals[size * (k + 1) : size * (k + 2)]
 
 
 @kernel
@@ -231,13 +227,13 @@ def _swap_everywhere(clocks: Clocks, states: States, s: int, a: int, w: int) -> 
     further window. No pass waits for that of w, so only its own tail must then still fit. A window where the start of a is
     unknown limits w neither, as w ran before a."""
     tables, further, window, starts = clocks
-    lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
+    lanes, pairs, n_ranks = tables.lanes, tables.pairs, len(tables.ranks)
     position, r = states.position[s], lanes[a].rank
     size = arrivals_of(position, pairs)
     for k in range(len(starts)):
         if starts[k, a] < WINDOW_BEGIN:
             continue
-        free, arrivals = _times_in(k, own, states.free[s], size, states.arrivals[s])
+        free, arrivals = _times_in(k, n_ranks, states.free[s], size, states.arrivals[s])
         passes = further.passes[k]
         if starts[k, a] != free[r] or free[r] + lanes[a].duration + passes[w, position[w] - 1].tail > window:
             return False
@@ -251,12 +247,12 @@ def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: Stat
     """Fill in the times of new state n, which is state s with lane a's next pass, in further windows. Returns how many
     windows were looked at, and whether the last of these is too short."""
     tables, further, window, starts = clocks
-    lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
+    lanes, pairs, n_ranks = tables.lanes, tables.pairs, len(tables.ranks)
     position, lane = states.position[s], lanes[a]
     size, new_size = arrivals_of(position, pairs), arrivals_of(new.position[n], pairs)
     for k in range(len(starts)):
-        _, arrivals = _times_in(k, own, states.free[s], size, states.arrivals[s])
-        new_free, new_arrivals = _times_in(k, own, new.free[n], new_size, new.arrivals[n])
+        _, arrivals = _times_in(k, n_ranks, states.free[s], size, states.arrivals[s])
+        new_free, new_arrivals = _times_in(k, n_ranks, new.free[n], new_size, new.arrivals[n])
         new_free[lane.rank] = starts[k, a] + lane.duration if starts[k, a] >= WINDOW_BEGIN else 0
         if new_free[lane.rank] + further.passes[k, a, position[a]].tail > window:
             return k + 1, True

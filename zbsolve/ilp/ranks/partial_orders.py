@@ -121,13 +121,13 @@ def ranks_to_extend(tables: Tables, position: Positions, free: Times, turn: Bool
         if position[a] < m:
             turn[lanes[a].rank] = False
     for a in range(len(lanes)):
-        own, other = position[a] == m, False
+        on_own, on_other = position[a] == m, False
         for x in range(lanes[a].wait_first, lanes[a].wait_last):
             b = waits[x].before
             if position[b] <= position[a]:
-                own = own or lanes[b].rank == lanes[a].rank
-                other = other or lanes[b].rank != lanes[a].rank
-        if other and not own:
+                on_own = on_own or lanes[b].rank == lanes[a].rank
+                on_other = on_other or lanes[b].rank != lanes[a].rank
+        if on_other and not on_own:
             turn[lanes[a].rank] = True
     first = -1
     for q in range(len(free)):
@@ -155,9 +155,8 @@ def could_start(passes: Records, pairs: Records, a: int, then: int, position: Po
 def next_arrivals(
     lanes: Records, pairs: Records, lane: int, position: Positions, arrivals: Times, free: Times, new_arrivals: Times
 ) -> None:
-    """Fill `new_arrivals`: the arrivals of a state after `lane`'s next pass. position, arrivals: before this pass; free:
-    when ranks are free after it. An arrival counts as no earlier than its pass could start anyway, behind all passes of
-    its lane that are ahead of it."""
+    """Fill `new_arrivals` for a state after `lane`'s next pass. position, arrivals: before that; free: when ranks are free
+    after it. An arrival counts as no earlier than its pass could start anyway, after all passes of its lane ahead of it."""
     end = free[lanes[lane].rank]
     at, n = 0, 0
     for k in range(len(pairs)):

@@ -126,8 +126,7 @@ def tables_of(lanes: Lanes, behind: Ints, to_go: ToGo) -> Tables:
 
 @kernel
 def _waits(table: Records, lag: Ints) -> tuple[Records, Records, Ints]:
-    """The waits, pairs and `into` of lags, µs, shape (lanes, lanes), −1: none; each lane gets its rows of waits and
-    `into`."""
+    """The waits, pairs and `into` of lags, µs, shape (lanes, lanes), −1: none. Lanes of `table` get their rows of these."""
     count = len(lag)
     waits, pairs = np.empty(lag.size, WAIT), np.empty(lag.size, PAIR)
     n = 0

@@ -15,22 +15,22 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
     """Whether blocks can be spread over ranks with several stages so that a makespan of x µs is possible. Each rank is
     tested on its own, with one block on each stage before its first."""
     p, m, blocks = row.ranks, row.microbatches, row.blocks
-    way = x - row.exchange.last  # when the first stage's last B ends, and with it all that is kept
-    slack = way - row.chain
+    last_B = x - row.exchange.last  # when the first stage's last B ends, and with it all that is kept
+    slack = last_B - row.chain
     if slack < 0:
         return False
     if m > 1 and row.slices == 1 and p * row.chunks * at_most(slack // (m - 1), max(row.block.F, row.block.B)) < blocks:
         return False
     # Memory over time: a block's bytes are held while the rest of the chain runs, those of a slice while its own chain runs.
     turn = turnaround(row)
-    stay = staying(row, way)  # at best the last ones, which keep their bytes for the least time
+    stay = staying(row, last_B)  # at best the last ones, which keep their bytes for the least time
     below = float((row.part.F + row.part.B) * stay * (stay + 1) // 2 + stay * turn)
     below = max(below, turns_of_all(row, stay, turn) * (1 - ROUNDING)) if row.copies.some else below
     need = float(m) * (float(row.kept.stays) * below + float(row.kept.head_stays) * float(turn))
     total = float(p * row.capacity - blocks * row.states - (1 if row.tied and row.vee else 2) * row.table_states)
     ends = 2 * (p * row.chunks - 1)
     room = total - float(ends * row.waiting + (p - 1) * row.transient)
-    if room <= 0 or need > room * float(way) * (1 + ROUNDING):
+    if room <= 0 or need > room * float(last_B) * (1 + ROUNDING):
         return False
     taken = 0
     for r in range(p):
@@ -47,8 +47,8 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
         each = row.states + (0 if row.copies.some else row.gathered)  # at a peak all stages keep the microbatch
         fits += (room_of_rank(row, r) - fewest * each - (row.transient if fewest > 0 else 0)) // row.kept.stays
     if row.copies.some:
-        return float(m) * below <= float(fits) * float(way)
-    if way < row.chain + spread(row, float(blocks), float(fits), p):
+        return float(m) * below <= float(fits) * float(last_B)
+    if last_B < row.chain + spread(row, float(blocks), float(fits), p):
         return False
     return rounds_fit(row, x, taken - blocks, scratch)
 
@@ -125,13 +125,14 @@ def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     if last:
         forward, backward, weight = forward + row.head.F, row.head.B, weight + row.head.W
     passes = forward + backward + sends * row.sent
-    work, way = x - row.exchange.least, x - row.exchange.last  # when passes end; when the first stage's last B ends
+    passes_end, last_B = x - row.exchange.least, x - row.exchange.last  # at the latest; last_B: the first stage's last
     most = at_most(
-        work - head - m * (passes + weight + (row.shard.S + row.shard.T)), m * (row.block.F + row.block.B + row.block.W)
+        passes_end - head - m * (passes + weight + (row.shard.S + row.shard.T)),
+        m * (row.block.F + row.block.B + row.block.W),
     )
-    most = min(most, at_most(way - head - drain - m * (passes + row.shard.S), m * (row.block.F + row.block.B)))
+    most = min(most, at_most(last_B - head - drain - m * (passes + row.shard.S), m * (row.block.F + row.block.B)))
     if not row.copies.some:
-        most = min(most, at_most(way - head - drain, m * row.copies.out))  # copies follow one another
+        most = min(most, at_most(last_B - head - drain, m * row.copies.out))  # copies follow one another
     if row.exchange.block > 0:
         tables = edges - (1 if row.tied and edges == 2 else 0)
         beside = m * (passes + weight + row.shard.S)
@@ -148,7 +149,7 @@ def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     most = in_time(row, x, free, most)
     most = works_in_time(row, x, r, most, head, free, max(0, stages_behind(row, r) - 1))  # all but the last have blocks
     if vee and r == 0 and row.slices == 1 and row.kept.stays > 0 and not row.copies.some:
-        while most >= 0 and not starts_in_time(row, work, most, room):
+        while most >= 0 and not starts_in_time(row, passes_end, most, room):
             most -= 1
     return most
 

@@ -69,15 +69,15 @@ def has_time(row: BoundRow, x: int, r: int, blocks: int, head: int, room: int, b
     """Whether rank r has time for this many blocks in x µs. head, room, behind: as in `works_in_time`."""
     after = max(0, behind - blocks) if row.single else behind
     first, stages = (row.blocks - behind, min(blocks, behind)) if row.single else (0, 0), stages_behind(row, r)
-    out, back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
+    begins, way_back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
     left = max(0.0, room_beside(row, blocks, room) - float(blocks * row.gathered))
     there, window = blocks_there(row, left), all_stages(row, r, blocks)
-    idle = idle_before(row, r, window, there, head, out)
+    idle = idle_before(row, r, window, there, head, begins)
     before = row.blocks - behind if row.single else max(0, r - 1)
     if not drains_in_time(row, x, r, blocks, before, idle, room_beside(row, blocks, room)):
         return False
-    ends = x - row.exchange.last - back  # when its last F must have ended
-    if out <= ends:
+    ends = x - row.exchange.last - way_back  # when its last F must have ended
+    if begins <= ends:
         left = max(0.0, left - gradients_there(row, blocks, room))
         there = blocks_there(row, left)
         idle += idle_behind(row, r, window, there, left, x - row.exchange.least - ends)

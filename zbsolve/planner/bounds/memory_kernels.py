@@ -85,8 +85,7 @@ def spread(row: BoundRow, blocks: float, fits: float, slack: int) -> float:
     """A lower bound, µs, on the time between the first and the last peak. A microbatch peaks when its last F ends.
 
     Where stages gather parameters, their gradients take memory too. A stage that runs no B before the k-th peak keeps k
-    microbatches then, so such stages have at most `fits` / k blocks. All other blocks have gradients from then on,
-    which leave less room.
+    microbatches then, so such stages have at most `fits` / k blocks. Gradients of all others leave less room from then on.
 
     blocks: how many each microbatch keeps from F to B.
     fits: blocks of microbatches that fit on all ranks together.

@@ -1,7 +1,7 @@
 """Layouts with several stages on each rank: tests whether some partition leaves every rank enough time and memory.
 
 A search takes the ranks in turn, the last one first, and for each rank every number of blocks before its first stage. In a
-loop, the blocks after its last stage are those on the last stages of the ranks taken before. All conditions below also hold
+loop, the blocks after its last stage are those on the last stages of ranks already taken. All conditions below also hold
 with fewer of these, so only the fewest are kept for each number before. In a V, the blocks after a rank's second stage are
 those on the second stages of the ranks before it. So these numbers of blocks are known: before a rank's first stage, on it,
 on the stages in between together, on its last stage, and after it. From them follow
@@ -83,11 +83,11 @@ def possible_split(row: BoundRow, x: int, scratch: Ints) -> bool:
         taken -= scratch[r]
         for fewer in range(slack + 1):  # blocks that this rank and later ones have below their most
             for before in range(width):
-                behind = 0
+                entry = 0
                 for less in range(fewer + 1):
                     place = r, scratch[r] - less, before, taken - (slack - fewer)
-                    behind = fewest(behind, split_rank(row, x, place, following + (fewer - less) * width, scratch))
-                scratch[now + fewer * width + before] = behind
+                    entry = fewest(entry, split_rank(row, x, place, following + (fewer - less) * width, scratch))
+                scratch[now + fewer * width + before] = entry
         now, following = following, now
     return bool(scratch[following + slack * width] > 0)
 
@@ -128,7 +128,7 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
     first, last, blocks = split
     between = blocks - first - last
     least = min(min(first, last), 1 if row.chunks > 2 else last)  # every one of its stages has so many blocks, or more
-    way, all_work = x - row.exchange.last, x - row.exchange.least
+    last_B, passes_end = x - row.exchange.last, x - row.exchange.least
     done = x - max(row.exchange.least, least * row.exchange.block)  # when passes must end that an exchange waits for
     head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup  # before its first F; after its last B
     if r > 0:
@@ -140,7 +140,7 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
         there = whole_stages(first, last, there)
     place, room, work = Place(before, after, head), Room(there, left), float(work_of(row, r, blocks))
     shards = float(row.microbatches * row.shard.T)  # T, which no exchange of a stage waits for
-    for until, passes in ((all_work, work), (done, work - shards)):
+    for until, passes in ((passes_end, work), (done, work - shards)):
         if passes + idle_at_ends(row, x, r, split, place, room, until) > float(until):
             return False
     if not drains_in_time(row, x, r, blocks, before, idle_at_start(row, r, split, place, there), left):
@@ -154,7 +154,7 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
         square = float(between * between) / float(row.chunks - 2)  # the sum of squares is least if stages are equal
         held += square * each + float(between) * kept_for(row, last + after + row.ranks - 1, behind + row.ranks)
         squares += square
-    return held_in_time(row, Span(head, way - drain, done), (blocks, large), (held, squares), room)
+    return held_in_time(row, Span(head, last_B - drain, done), (blocks, large), (held, squares), room)
 
 
 @inner_kernel
