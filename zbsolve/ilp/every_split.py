@@ -1,10 +1,10 @@
 """A bound over every split of layers into stages. The split is a variable of CP-SAT; cuts bound the step of any split.
 
 The model has the end of each stage, and the step's time T, which is at least the value of each cut (see `partition.splits`).
-In a loop, CP-SAT finds the split with the least T, and the cuts that are highest for this split are added, until they no
-longer exceed T. Then this split is bounded by itself, by a closed form or an exact solver, and excluded from the model if
-that bound is higher (it is *set apart*). The least of T and of the bounds of splits that were set apart is a bound over
-every split. A certificate keeps the splits that were looked at, since their cuts can be made again.
+CP-SAT finds the split with the least T, and the cuts that are highest for it are added, again and again, until they do not
+exceed T. Then this split is bounded by itself, by a closed form or an exact solver. If that bound is higher, the split is
+excluded from the model (it is *set apart*). The bound over every split is the least of T and of the bounds of splits that
+were set apart. A certificate keeps the splits whose cuts were added, so that these can be made again.
 
 Memory: a layer's bytes are held at least for the path from the layer to the last one and back. The sum of bytes · µs of a
 rank's layers must fit its room times the window from its first start to its last backward.
@@ -29,8 +29,8 @@ from .bounds.closed_forms import closed_form
 from .cp import FOUND, refutes, timed_solver
 
 MAX_WHOLE = 600  # the most passes of a split for an exact solver
-BUILD_EFFORT = 0.1  # effort for each call of CP-SAT that its deterministic time does not count
-WHOLE_SHARE = 0.25  # of the time left, for an exact solver on one split
+BUILD_EFFORT = 0.1  # effort for each call of CP-SAT, which its deterministic time leaves out
+WHOLE_SHARE = 0.25  # the share of the time left that an exact solver may take for one split
 MAX_SIZE = 1 << 40  # the largest number in the model; bytes · µs are scaled down to it
 
 
@@ -74,7 +74,7 @@ class SplitModel:
         return entry
 
     def _positive(self, units: Any, least: int) -> Any:
-        """The maximum of `units` and 0, as in `Lanes.lengths`. least: a known lower bound of `units`."""
+        """The maximum of `units` and 0, as `Lanes.lengths` has it. least: a known lower bound of `units`."""
         if least >= 0:
             return units
         value = self.model.new_int_var(0, MAX_SIZE, "")
@@ -94,7 +94,7 @@ class SplitModel:
         return way - (self.end[jump.last] - self.start[jump.first]) + microbatches * inside
 
     def _waves(self, wave: Wave, times: int) -> Any:
-        """The time of so many waves, if one microbatch more than `fit` does not fit; else 0."""
+        """The time of so many waves if the wave's rank has no room for one microbatch more than `fit`; else 0."""
         F, B = self.lanes.turn(wave.rank)
         length = self.model.new_int_var(0, MAX_SIZE, "")
         self.model.add(length >= times * (self.end[B] - self.start[F])).only_enforce_if(self._full(wave))
@@ -128,7 +128,7 @@ class SplitModel:
 
     def _least(self, all_: Sequence[Any]) -> Any:
         if any(isinstance(value, int) for value in all_):
-            return 0  # a tail of nothing
+            return 0  # before the first lane, or behind a W
         if len(all_) == 1:
             return all_[0]
         least = self.model.new_int_var(0, MAX_SIZE, "")
@@ -143,7 +143,7 @@ class SplitModel:
         chain, each = splits.totals[:2].sum(axis=0).astype(np.float64), np.array(splits.held, np.float64)
         way = each * (chain[-1] - chain[:-1])
         coarse = max(1.0, (way.sum() + each.sum() * lanes.waits[-1]) * splits.microbatches / MAX_SIZE)
-        off = 0 if coarse == 1 else 2  # by which rounding makes more of a stage
+        off = 0 if coarse == 1 else 2  # more than rounding adds to a stage
         ways, held = ([0, *np.floor(np.cumsum(column) / coarse).astype(np.int64).tolist()] for column in (way, each))
         for s in (s for s, home in enumerate(splits.ranks) if home == rank):
             size = self._table(held, ends[s + 1]) - self._table(held, ends[s]) - off
@@ -190,8 +190,8 @@ class SplitModel:
 
 @dataclass
 class SplitSearch:
-    """The search for the bound. below: the value of the best known schedule, µs, at which the search ends. looked, apart,
-    full: see `EverySplit`. known: bounds that an exact solver proved elsewhere, µs. ended: whether the bound has reached
+    """The search for the bound. below: the value of the best known schedule, µs, where the search ends. looked, apart, full:
+    see `EverySplit`. known: bounds, µs, that an exact solver has proven elsewhere. ended: whether the bound has reached
     `below`."""
 
     splits: Splits
@@ -219,11 +219,11 @@ class SplitSearch:
             solver = timed_solver(clock)
             status = solver.solve(model.model)
             clock.spend(BUILD_EFFORT + solver.response_proto.deterministic_time)
-            closed = status == cp_model.INFEASIBLE  # nothing is left but what was set apart
+            closed = status == cp_model.INFEASIBLE  # all splits that are left were set apart
             high = self.below if closed else int(np.ceil(max(0.0, solver.best_objective_bound - 1e-6)))
             if not self._raise(high, clock, closed) or status not in FOUND:
                 return
-            model.model.add(model.time >= high)  # proven for all splits in the model, so it is not searched again
+            model.model.add(model.time >= high)  # proven for all splits in the model, so not searched again
             time, split = solver.value(model.time), model.split_of(solver)
             cuts = model.lanes.cuts(split)
             most = -(-max(value for value, _ in cuts) // unit)
@@ -240,8 +240,8 @@ class SplitSearch:
                 return
 
     def _raise(self, high: int, clock: Clock, closed: bool) -> bool:
-        """Update the bound, if splits in the model take `high` µs or more. closed: the model has no split left below
-        `below`. Returns whether to go on."""
+        """Raise the bound, where all splits in the model take `high` µs or more. closed: no split in the model takes less
+        than `below`. Returns whether to go on."""
         while (low := min(self.apart, key=lambda entry: entry[1], default=None)) is not None and low[1] < high:
             if not self._refuted(low[0], clock):
                 break

@@ -1,25 +1,25 @@
-"""All splits of a model's layers into the stages of a placement, and lower bounds on the step of each: the data that
-certificates keep, and what ranks must do in one split, as terms that are linear in the times of its stages.
+"""All splits of a model's layers into the stages of a placement: the data on them in certificates, and lower bounds on the
+step of each. A bound is made of terms that are linear in the times of stages, so that one statement holds for all splits.
 
 A **lane** is all passes of one stage and kind. Each microbatch passes the lanes F₀ … F_{N−1}, B_{N−1} … B₀ (or BW) in this
-order, which is its path; W comes after its B. The **head** of a pass is a lower bound on its start, and its **tail** one on
-the time from its end to the end of the step. A **jump** leads from lane i to a later lane j of the same rank. Between the
-start of i's first pass and the end of j's pass m, that rank runs passes 0 … m of all its lanes from i to j, since each comes
-after the former and before the latter. So a path with one jump in it gives a head, and a tail likewise:
+order, which is its path; W comes after its B. The **head** of a pass is a lower bound on its start. Its **tail** is a lower
+bound on the time from its end to the end of the step. A **jump** leads from lane i to a later lane j of the same rank. From
+the start of i's first pass to the end of j's pass m, the rank runs passes 0 … m of all its lanes from i to j, since each
+comes after the former and before the latter. So a path with a jump in it gives a head, and a tail likewise:
 
     start of pass m of l ≥ path to i + (m + 1) · lanes of the jump + path from after j to l.
 
-A **wave** is a bound from memory. A rank holds stages s ≤ … ≤ t, and keeps H bytes of each microbatch, the sum over these
-stages, from its F to its backward. Where (c + 1) H exceeds the rank's room, pass j of F_t starts only after pass j − c of
-B_t has ended. Proof: when pass j of F_t starts, the rank has begun passes 0 … j of all its F lanes. If pass j − c of B_t had
-not ended, no later pass of B_t would have, and no other backward of these microbatches on this rank would have begun, as
-each comes after the one in B_t. So at most j − c microbatches would have freed bytes, and c + 1 would be held. From a start
-in F_t to the end in B_t a microbatch takes D, the path between, so every c microbatches cost D:
+A **wave** is a bound from memory. A rank has stages s ≤ … ≤ t. From its F to its backward it keeps H bytes of each
+microbatch, the sum over these stages. If (c + 1) H exceeds the rank's room, pass j of F_t starts only after pass j − c of
+B_t has ended. *Proof.* When pass j of F_t starts, the rank has begun passes 0 … j of all its F lanes. Suppose that pass
+j − c of B_t has not ended. Then no later pass of B_t has. Nor has any other backward of microbatches j − c … j begun here,
+as each comes after the one in B_t. So c + 1 microbatches are held, which do not fit. ∎ From its start in F_t to its end in
+B_t a microbatch takes D, the path between them. So every c microbatches take D:
 
     start of pass m of l ≥ path to l + ⌊m/c⌋ · D, for l from F_t on; and tails likewise, for l up to B_t.
 
-A **cut** is a set of passes of one rank, microbatches x … y of some lanes. A step takes at least the least head in it, all
-its work, and the least tail (one machine; Carlier, *The one-machine sequencing problem*, 1982). This holds in every split.
+A **cut** is a set of passes of one rank: microbatches x … y of some lanes. A step takes at least the least head in it, plus
+all its work, plus the least tail (one machine; Carlier, *The one-machine sequencing problem*, 1982), in every split.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .stage_memory import StageMemory
 
 MAX_LAYERS = 100_000  # most layers of a file
 SCALE = 1000  # units in a µs, where layers' times are not whole
-NEARLY, MAX_DESCENTS = 0.001, 2000  # descents go on from splits that cost at most so much more; the most descents
+NEARLY, MAX_DESCENTS = 0.001, 2000  # descents go on from splits that cost at most this share more; their number at most
 SECONDS_PER_DESCENT, SECONDS_PER_CUT = 2e-9, 2e-6  # effort: of two stages and two lanes; of a pass in cuts
 ROUNDED = 502  # units that a stage's pass may be shorter than its layers: half a µs, and the rounding of units
 
@@ -54,7 +54,7 @@ ROUNDED = 502  # units that a stage's pass may be shorter than its layers: half 
 @dataclass(frozen=True)
 class Splits:
     """All splits of these layers into stages. ranks: of each stage; rows: the layers, with times of F, B, W or of F, BW;
-    message: the least µs of one between two ranks; room: bytes of each rank, or None; roles: as in an `EverySplit`."""
+    message: the least µs of a message between two ranks; room: bytes of each rank, or None; roles: as in an `EverySplit`."""
 
     ranks: tuple[int, ...]
     microbatches: int
@@ -65,8 +65,8 @@ class Splits:
 
     @classmethod
     def of(cls, costs: StageCosts) -> Splits | None:
-        """The splits of a step. None where stages' times are not the sums of their layers' times, where layers are not one
-        row, and where microbatches take several routes."""
+        """The splits of a step. None where stages' times are not sums of layers' times, where layers are not in one row, and
+        where microbatches take several routes."""
         plain = len(costs.routes) == 1 and not costs.vocabulary.barriers and not costs.untrained and costs.row
         if not plain or costs.rank_factors or costs.microbatch_factors or len(costs.layers) < costs.stages:
             return None
@@ -116,7 +116,7 @@ class Splits:
 
     @cached_property
     def times(self) -> list[list[float]]:
-        """[kind][layer]: µs of the pass of this kind."""
+        """µs of the pass of each kind, [kind][layer]."""
         return [[row.times[k] for row in self.rows for _ in range(row.number)] for k in range(len(self.rows[0].times))]
 
     @cached_property
@@ -132,18 +132,18 @@ class Splits:
 
     @property
     def rounded(self) -> int:
-        """Units that a stage's pass may be shorter than its layers."""
+        """The most units by which a stage's pass may be shorter than its layers together."""
         return 0 if self.unit == 1 else ROUNDED
 
     @cached_property
     def beside(self) -> Floats:
-        """[kind, stage]: µs of a stage's pass beside its layers, from its role."""
+        """µs by which its role makes a stage's pass longer than its layers, [kind, stage]."""
         roles = np.array(self.roles or [[0.0] * len(self.rows[0].times)] * 3)
         return roles[[0, *[1] * (self.stages - 2), 2][: self.stages]].T
 
     @cached_property
     def totals(self) -> Ints:
-        """[kind, a]: units of the layers before a."""
+        """Units of all layers before layer a, [kind, a]."""
         sums = np.cumsum([[0.0, *row] for row in self.times], axis=1)
         return np.floor(self.unit * sums + 1e-6).astype(np.int64)
 
@@ -164,9 +164,9 @@ class Splits:
             return False
         try:
             own = self.problem(problem.layers)
-        except Infeasible:  # whatever a file says of layers and room
+        except Infeasible:  # layers that a file names may not fit the room that it names
             return False
-        if sorted(own.names) != sorted(problem.names):  # a step with passes of features keeps other things
+        if sorted(own.names) != sorted(problem.names):  # with passes of features, stages keep other bytes
             return False
         rows, names = np.array([problem.index[name] for name in own.names]), len(own.names)
         edges, its = own.edges, problem.edges
@@ -175,7 +175,7 @@ class Splits:
         rooms = (0,) if self.room is None else self.room
         alone = [[f"compute:{rank}" in streams for rank in range(problem.ranks)] for streams in problem.passes.stream_sets]
         stays = np.all([c[its.before] == c[its.after] for c in (problem.passes.stage, problem.passes.microbatch)], axis=0)
-        kept = np.bincount(its.before, np.where(stays, problem.device_bytes, 0), names)  # until its stage's backward, or W
+        kept = np.bincount(its.before, np.where(stays, problem.device_bytes, 0), names)  # until the stage's backward, or W
         return bool(
             (problem.passes.rank[rows] == own.passes.rank).all()
             and np.array(alone)[problem.passes.streams[rows], own.passes.rank].all()
@@ -205,7 +205,7 @@ class Wave(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Microbatches `begin` … `end` of a lane in a cut; head, tail: the jump, or wave, that gives their head and tail."""
+    """Microbatches `begin` … `end` of a lane in a cut. head, tail: the jump or wave that gives their head and their tail."""
 
     lane: int
     begin: int
@@ -218,8 +218,8 @@ Cut = tuple[Part, ...]
 
 
 class LaneNumbers(NamedTuple):
-    """What compiled code reads of lanes. turns: F and the backward of the last stage of each rank; held: bytes of the layers
-    before a; room: of each rank."""
+    """The numbers of `Lanes` that compiled code reads. turns: [rank], the lanes of F and of the backward of its last stage;
+    held: [a], bytes of the layers before a; room: bytes of each rank."""
 
     totals: Ints
     kind: Ints
@@ -235,8 +235,8 @@ class LaneNumbers(NamedTuple):
 
 @kernel
 def least_of_ranks(t: LaneNumbers, counts: Ints) -> Ints:
-    """Units that a split takes at least, by each rank: its path with one jump over all microbatches, or with waves, and what
-    is behind a lane."""
+    """Lower bounds on a split's step, units, one for each rank. Each is the greatest of three: the path with one jump over
+    all microbatches; the path with waves; the start of a lane and the rank's work in all lanes from there on."""
     path, ends, sizes = len(t.waits), np.zeros(len(counts) + 1, np.int64), np.zeros(len(t.room), np.int64)
     ends[1:] = np.cumsum(counts)
     length, start, least = np.empty(len(t.kind), np.int64), t.waits.copy(), np.zeros(len(t.room), np.int64)
@@ -266,16 +266,16 @@ def least_of_ranks(t: LaneNumbers, counts: Ints) -> Ints:
 
 @kernel
 def _cost(t: LaneNumbers, split: Ints) -> float:
-    """What the slowest rank takes at least, and a little of what all do."""
+    """The highest of the ranks' bounds plus an eighth of their mean, so that splits with equal highest bounds differ."""
     least = least_of_ranks(t, split)
     return float(least.max() + least.mean() / 8)
 
 
 @kernel
 def _descend(t: LaneNumbers, starts: Ints, rounds: int, seed: int) -> Ints:
-    """[round]: the cost of a split in which no move of one layer to any stage costs less, and the split. After the starts
-    each round begins at the last split that was nearly the best, with a few layers moved at random (record-to-record travel;
-    Dueck, 1993)."""
+    """Descents: rows of the cost of a split that no move of one layer to another stage makes cheaper, and the split. The
+    first begin at `starts`. Each further one begins at the last split that cost nearly as little as the best, with a few
+    layers moved at random (record-to-record travel; Dueck, 1993)."""
     np.random.seed(seed)
     (count, stages), now, record = starts.shape, starts[0], np.inf
     found = np.empty((rounds, stages + 1), np.int64)
@@ -307,8 +307,8 @@ def _descend(t: LaneNumbers, starts: Ints, rounds: int, seed: int) -> Ints:
 
 class Lanes:
     """The lanes of a placement: first those of the path, then each stage's W. stage, rank, kind (a row of `Splits.totals`):
-    of each lane; waits: units of messages before each lane of the path; less: units by which a lane's passes may be shorter
-    than its layers; negative where its stage's role makes them longer."""
+    of each lane. waits: units of messages before each lane of the path. less: units by which a lane's passes may be shorter
+    than its layers; below 0 if its stage's role makes them longer."""
 
     def __init__(self, splits: Splits) -> None:
         N, kinds = splits.stages, len(splits.rows[0].times)
@@ -327,19 +327,19 @@ class Lanes:
         return [q for q in range(jump.first, jump.last + 1) if self.rank[q] == self.rank[jump.first]]
 
     def turn(self, rank: int) -> tuple[int, int]:
-        """The lanes of F and of the backward of a rank's last stage."""
+        """The lanes of F and of the backward of a rank's last stage, F_t and B_t of its waves."""
         last = int(np.flatnonzero(self.rank[: self.splits.stages] == rank)[-1])
         return last, self.path - 1 - last
 
     def full(self, counts: Sequence[int]) -> list[Wave]:
-        """The waves of a split: one for each rank that does not have room for all microbatches."""
+        """The waves of a split: one for each rank without room for all microbatches."""
         ends, held, room = layer_cuts(counts), np.cumsum([0, *self.splits.held]), self.splits.room
         sizes = np.bincount(self.splits.ranks, np.diff(held[ends])).astype(np.int64)
         fit = [] if room is None else (np.array(room) // np.maximum(sizes, 1)).tolist()
         return [Wave(rank, max(1, few)) for rank, few in enumerate(fit) if few < self.microbatches and sizes[rank] > 0]
 
     def place(self, lane: int) -> int:
-        """The position of a lane on the path; that of its B for W."""
+        """The position of a lane on the path; for W, the position of its B."""
         return lane if lane < self.path else self.path - 1 - int(self.stage[lane])
 
     def lengths(self, counts: Sequence[int]) -> Ints:
@@ -351,7 +351,7 @@ class Lanes:
 
     @cached_property
     def numbers(self) -> LaneNumbers:
-        """What compiled code reads."""
+        """The numbers that compiled code reads."""
         splits = self.splits
         turns = np.array([self.turn(rank) for rank in range(int(self.rank.max()) + 1)])
         kind, stage, rank, less = (np.array(column, np.int64) for column in (self.kind, self.stage, self.rank, self.less))
@@ -360,9 +360,8 @@ class Lanes:
         return LaneNumbers(*lanes, turns, held, room, splits.microbatches)
 
     def descents(self, starts: Sequence[Sequence[int]], clock: Clock, seed: int) -> list[tuple[int, ...]]:
-        """Splits in which no layer can move for a lower bound (see `_descend`), that whose cuts say least first, of equals
-        the more even one. They begin at these splits. Three quarters of the clock's time are for descents, the rest
-        for cuts."""
+        """Splits that descents from `starts` find (see `_descend`): first that with the lowest bound by cuts, of equal ones
+        the more even one. Descents take three quarters of the clock's time, and the cuts of what they find the rest."""
         size = self.splits.stages**2 * self.path * len(self.stage)
         cuts = len(self.stage) * self.microbatches * SECONDS_PER_CUT
         rounds = min(MAX_DESCENTS, int(0.75 * clock.left / (size * SECONDS_PER_DESCENT)))
@@ -374,47 +373,47 @@ class Lanes:
         return sorted(ends, key=lambda end: (max(value for value, _ in self.cuts(end)), np.square(self.lengths(end)).sum()))
 
     def cuts(self, counts: Sequence[int]) -> list[tuple[int, Cut]]:
-        """For each rank the highest bound that a cut gives for this split, units, and that cut."""
+        """For each rank the highest bound on this split that a cut gives, units, and that cut."""
         length, B = self.lengths(counts), self.microbatches
         path = length[: self.path]
         start = np.concatenate([[0], np.cumsum(path)[:-1]]) + self.waits
         end, whole = start + path, int(start[-1] + path[-1])
-        each = np.array([sum(int(length[q]) for q in self.inside(jump)) for jump in self.jumps])
-        way = np.array([end[jump.last] - start[jump.first] for jump in self.jumps])
-        more = np.arange(1, B + 1) * each[:, None] - way[:, None]  # [jump, m]: over m + 1 microbatches, beyond the path
+        work = np.array([sum(int(length[q]) for q in self.inside(jump)) for jump in self.jumps])
+        span = np.array([end[jump.last] - start[jump.first] for jump in self.jumps])
+        gain = np.arange(1, B + 1) * work[:, None] - span[:, None]  # [jump, m]: added to the path over m + 1 microbatches
         waves = self.full(counts)
         turns: list[tuple[int, int]] = [self.turn(wave.rank) for wave in waves]
-        ways: list[Jump | Wave] = [*self.jumps, *waves, NO_JUMP]  # index −1: none
+        reasons: list[Jump | Wave] = [*self.jumps, *waves, NO_JUMP]  # index −1: none
         wait = [np.arange(B) // wave.fit * (end[b] - start[f]) for wave, (f, b) in zip(waves, turns, strict=True)]
-        more = np.concatenate([more, np.array(wait, np.int64).reshape(len(waves), B)])
-        up, by_up = _best(more, np.array([*(jump.last for jump in self.jumps), *(f for f, _ in turns)]), self.path)
-        first = np.array([self.path - 1 - at for at in (*(jump.first for jump in self.jumps), *(b for _, b in turns))])
-        down, by_down = (array[::-1, ::-1] for array in _best(more, first, self.path))
-        head, tail = start[:, None] + up, (whole - end)[:, None] + down
+        gain = np.concatenate([gain, np.array(wait, np.int64).reshape(len(waves), B)])
+        head_gain, by_up = _best(gain, np.array([*(jump.last for jump in self.jumps), *(f for f, _ in turns)]), self.path)
+        first = np.array([self.path - 1 - p for p in (*(jump.first for jump in self.jumps), *(b for _, b in turns))])
+        tail_gain, by_down = (array[::-1, ::-1] for array in _best(gain, first, self.path))
+        head, tail = start[:, None] + head_gain, (whole - end)[:, None] + tail_gain
         cuts = []
         for rank in range(int(self.rank.max()) + 1):
             lanes = np.flatnonzero(self.rank == rank).tolist()
-            at = [self.place(q) for q in lanes]
-            late = [q >= self.path for q in lanes]
-            heads = np.array([head[p] + (length[p] if w else 0) for p, w in zip(at, late, strict=True)])
-            tails = np.array([np.zeros(B, np.int64) if w else tail[p] for p, w in zip(at, late, strict=True)])
+            places = [self.place(q) for q in lanes]
+            is_W = [q >= self.path for q in lanes]
+            heads = np.array([head[p] + (length[p] if w else 0) for p, w in zip(places, is_W, strict=True)])
+            tails = np.array([np.zeros(B, np.int64) if w else tail[p] for p, w in zip(places, is_W, strict=True)])
             value, h, t = _densest(heads, tails, length[lanes])
             cut = []
-            for row, (q, p) in enumerate(zip(lanes, at, strict=True)):
+            for row, (q, p) in enumerate(zip(lanes, places, strict=True)):
                 inside = np.flatnonzero((heads[row] >= h) & (tails[row] >= t)).tolist()
                 if inside:
                     by_tail = -1 if q >= self.path else by_down[p, inside[-1]]
-                    cut.append(Part(q, inside[0], inside[-1], ways[by_up[p, inside[0]]], ways[by_tail]))
+                    cut.append(Part(q, inside[0], inside[-1], reasons[by_up[p, inside[0]]], reasons[by_tail]))
             cuts.append((value, tuple(cut)))
         return cuts
 
 
 def _held_at_least(memory: StageMemory) -> list[int]:
-    """Bytes of each layer whose sum no stage keeps less than. Each layer gets the most that all stages that end with it, or
-    later, leave."""
+    """Bytes for each layer, such that every stage keeps at least the sum over its layers. Each layer in turn gets as many as
+    all stages that end with it, or later, leave to it."""
     n, least = len(memory.layers), list[int]()
     kept = memory.after_f(*np.ogrid[:n, 1 : n + 1])
-    left = np.minimum.accumulate(kept[:, ::-1], axis=1)[:, ::-1]  # [a, b]: the least of stages a … b, a … b + 1, and so on
+    left = np.minimum.accumulate(kept[:, ::-1], axis=1)[:, ::-1]  # [a, b]: the least of stages a … b and longer ones
     for layer in range(n):
         least.append(int(left[: layer + 1, layer].min()))
         left[: layer + 1, layer + 1 :] -= least[-1]
@@ -422,7 +421,7 @@ def _held_at_least(memory: StageMemory) -> list[int]:
 
 
 def _best(more: Ints, place: Ints, count: int) -> tuple[Ints, Ints]:
-    """[l, m], twice: the largest of 0 and the rows of `more` whose place is l or less, and which row it is (−1: none)."""
+    """Two arrays [l, m]: the largest of 0 and entry m of rows of `more` whose place is l or less; and its row (−1: none)."""
     best, which = np.zeros(more.shape[1], np.int64), np.full(more.shape[1], -1)
     rows = []
     for at in range(count):
@@ -434,8 +433,8 @@ def _best(more: Ints, place: Ints, count: int) -> tuple[Ints, Ints]:
 
 
 def _densest(heads: Ints, tails: Ints, lengths: Ints) -> tuple[int, int, int]:
-    """The highest value of h + work + t, where work is that of all passes with heads ≥ h and tails ≥ t; and that h and t.
-    heads, tails: [lane, microbatch]; lengths: of a pass of each lane, all in units."""
+    """The highest value of h + work + t, and its h and t. work is that of all passes with heads ≥ h and tails ≥ t. heads,
+    tails: [lane, microbatch]; lengths: of a pass of each lane; all in units."""
     rows, row = np.unique(heads, return_inverse=True)
     columns, column = np.unique(tails, return_inverse=True)
     work = np.zeros((len(rows), len(columns)), np.int64)

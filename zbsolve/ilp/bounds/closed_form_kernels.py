@@ -14,8 +14,8 @@ from .path_walks import NO_PATH
 
 
 class ByMicrobatch(NamedTuple):
-    """Passes by microbatch: passes[first[g]:first[g + 1]] are microbatch g's, in topological order; place[i] is where pass i
-    stands in `passes`, microbatch[i] its microbatch."""
+    """Passes by microbatch. Microbatch g has passes[first[g]:first[g + 1]], in topological order. place[i]: where pass i
+    stands in `passes`; microbatch[i]: its microbatch."""
 
     microbatch: Ints
     first: Ints
@@ -25,9 +25,9 @@ class ByMicrobatch(NamedTuple):
 
 @kernel
 def one_machine(head: Ints, duration: Ints, tail: Ints) -> int:
-    """The least end, µs, of a preemptive schedule of one stream: for the worst subset of its passes, their least head +
-    their work + their least tail (Carlier, 1982). Jackson's rule reaches it: of the passes that have arrived, the one of
-    longest tail runs. All arrays: µs, one value a pass."""
+    """The least end, µs, of a preemptive schedule of one stream. It is the greatest, over subsets of its passes, of their
+    least head + their work + their least tail (Carlier, 1982). Jackson's rule reaches it: of the passes that have arrived,
+    the one with the longest tail runs. head, duration, tail: µs, one value a pass."""
     order = np.argsort(head)
     waiting = [(np.int64(0), np.int64(0))]
     waiting.pop()
@@ -55,8 +55,8 @@ def one_machine(head: Ints, duration: Ints, tail: Ints) -> int:
 def least_window(energy: int, capacity: int, rise_time: Ints, rise_bytes: Ints, fall_time: Ints, fall_bytes: Ints) -> int:
     """The least window, µs, in which `energy` byte·µs fit under `capacity` bytes.
 
-    Until rise_time[i] µs after its begin rise_bytes[i] cannot have been taken, and from fall_time[i] µs before its end on
-    fall_bytes[i] must have been freed. Both times ascend.
+    In its first rise_time[i] µs a window cannot hold rise_bytes[i] yet. In its last fall_time[i] µs it cannot hold
+    fall_bytes[i] any more. Both times ascend.
     """
     low = 0
     high = int(rise_time[-1] + fall_time[-1] + energy // max(capacity, 1) + 1)
@@ -136,7 +136,7 @@ def longest_paths_between(before: Ints, after: Ints, groups: ByMicrobatch, arcs:
 
 @kernel
 def unbounded_knapsack(weight: Ints, value: Ints, size: int) -> int:
-    """The greatest value of items of whole weights > 0 within `size`, each taken as often as it fits."""
+    """The greatest value of items with whole weights > 0 that fit into `size`; each may be taken any number of times."""
     best = np.zeros(size + 1, np.int64)
     for at in range(1, size + 1):
         best[at] = best[at - 1]

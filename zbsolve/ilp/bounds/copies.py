@@ -1,5 +1,5 @@
-"""Copies to further pools and back, found in a problem's data; the problem without them; and a lower bound on the time of
-copies that a device's memory needs, over all choices of a fraction of each copy.
+"""Copies to further pools and back: which a problem has, the problem without them, and a lower bound on the time of copies
+that a device's memory needs. The bound holds for all choices of a fraction of each copy.
 
 A copy out frees bytes on its rank's device that one pass took there, and takes as many in a further pool. The copy back
 frees those and takes as many on the device for the passes that need them. Both run on side streams.
@@ -34,9 +34,9 @@ from .path_walks import NO_PATH
 
 
 class Copies(NamedTuple):
-    """Copies out and back, in pairs, rows of their problem. Of each pair: taker, the row in the problem without copies of
-    the pass whose bytes move; pool, where they go. Of each edge of the problem without copies whose bytes may move: edge,
-    its row; pair, the pair that moves it."""
+    """Pairs of a copy out and a copy back. out, back: their rows in the problem; taker: the row, in the problem without
+    copies, of the pass whose bytes move; pool: where the bytes go. edge: rows of the edges of the problem without copies
+    whose bytes may move; pair: for each of these edges, the pair that moves its bytes."""
 
     out: Ints
     back: Ints
@@ -47,7 +47,7 @@ class Copies(NamedTuple):
 
 
 def without_copies(problem: Problem) -> tuple[Problem, Copies]:
-    """The problem whose copies are not made: their bytes stay on the device; and the copies."""
+    """The problem without its copies, so that their bytes stay on the device; and the copies."""
     e, side = problem.edges, ~problem.computing
     rows = np.flatnonzero((e.pool > 0) & side[e.before] & side[e.after])
     into = np.flatnonzero((problem.device_bytes > 0) & np.isin(e.after, e.before[rows]))
@@ -76,8 +76,8 @@ def without_copies(problem: Problem) -> tuple[Problem, Copies]:
 def with_more_room(problem: Problem, base: Problem, copies: Copies) -> Problem:
     """`base`, the problem without its copies, where each device also has the room of the pools that its bytes may go to.
 
-    What a copy moves is on the device or in a pool at every moment from its taker's start to the end of the pass that frees
-    it, and all else of that edge on the device. So no choice of copies holds more of the edges of `base` on a rank.
+    What a copy moves is on the device or in a pool at every moment, from the start of its taker to the end of the pass that
+    frees it. All other bytes of the edge are on the device. So the edges of `base` fit into both, whatever is copied.
     """
     room = problem.room[: problem.ranks].copy()
     rank = problem.passes.rank[copies.out]
@@ -87,9 +87,9 @@ def with_more_room(problem: Problem, base: Problem, copies: Copies) -> Problem:
 
 
 def in_one_pool(problem: Problem, step: Problem, copies: Copies, pool: int) -> Problem | None:
-    """`step`, the problem without its copies and with more room, where what the ranks hold that copy to this pool alone lies
-    in it, and it has the room of their devices too; None where that is without a limit. By the same argument no choice of
-    copies holds more there."""
+    """`step`, where all that some ranks hold lies in this pool: ranks that copy there and nowhere else. The pool has the
+    room of their devices on top; None if its room is unlimited. step: from `with_more_room`; by the same argument no choice
+    of copies holds more there."""
     rank = problem.passes.rank[copies.out]
     ranks = np.setdiff1d(rank[copies.pool == pool], rank[copies.pool != pool])
     room = int(problem.room[pool]) + sum(problem.room[ranks].tolist())
@@ -104,18 +104,18 @@ def in_one_pool(problem: Problem, step: Problem, copies: Copies, pool: int) -> P
     return replace(step, edges=edges, capacity=capacity, pools=tuple(pools))
 
 
-# --- The least time that they take ---
+# --- The least time that copies take ---
 
 
-MULTIPLIERS = 96  # tried, in geometric steps
-ROUNDING = 0.5  # µs that a copy may be shorter than its fraction of the whole
+MULTIPLIERS = 96  # how many are tried, in geometric steps
+ROUNDING = 0.5  # µs by which rounding may shorten a copy of a fraction
 TOLERANCE = 1e-9  # relative: sums of energy are floats
 
 
 class Savings(NamedTuple):
-    """What copies can save on one device. Shape (n, 2): size, bytes, and least, µs, the L − A of each pair's edges, in
-    falling order, those of further edges with the second. Shape (n,): alike, how many pairs are; out and back, µs of whole
-    copies."""
+    """What copies can save on one device, one row for all pairs that are equal. Shape (n, 2): size, bytes, and least, µs
+    (the L − A above), of a pair's edges: the edge with the greatest L − A, then the others as one, with the greatest of
+    theirs. Shape (n,): alike, how many pairs are equal; out and back, µs of whole copies."""
 
     size: Floats
     least: Floats
@@ -125,8 +125,8 @@ class Savings(NamedTuple):
 
 
 class Device(NamedTuple):
-    """One device within a window: `capacity`, bytes; `need`, byte·µs of all its edges without copies; rise and fall: when
-    bytes can first be there, and how long before the window's end they must be gone, with the bytes, see `least_window`."""
+    """One device within a window. capacity: bytes; need: byte·µs of all its edges without copies. rise: when bytes can first
+    be there, and how many; fall: how long before the window's end bytes must be gone, and how many (see `least_window`)."""
 
     capacity: int
     need: float
@@ -137,15 +137,15 @@ class Device(NamedTuple):
     savings: Savings
 
     def missing(self, window: int) -> float:
-        """byte·µs that copies must save in a window, µs; 0 or less: none."""
+        """byte·µs that copies must save in a window of so many µs; if 0 or less, none are needed."""
         rows = self.rise_time, self.rise_bytes, self.fall_time, self.fall_bytes
         fits = float(most_energy(window, self.capacity, *rows))
         return self.need - fits - TOLERANCE * (self.need + fits)
 
 
 def device_of(problem: Problem, base: Problem, copies: Copies, rank: int, times: tuple[Ints, Ints]) -> Device | None:
-    """The device of a rank; None where it has room for all, or nothing there can be copied. base: the problem without
-    copies. times: heads and tails of its passes, shape (passes,) each, µs."""
+    """The device of a rank; None if it has room for everything, or if nothing that it holds can be copied. base: the problem
+    without copies. times: heads and tails of its passes, µs, shape (passes,) each."""
     head, tail = times
     e, capacity = base.edges, int(problem.room[rank])
     rows = base.edges_in(rank)
@@ -164,7 +164,7 @@ def device_of(problem: Problem, base: Problem, copies: Copies, rank: int, times:
 
 
 def _savings(problem: Problem, base: Problem, copies: Copies, use: Ints, span: Ints) -> Savings:
-    """What the pairs of these entries of `copies.edge` can save."""
+    """What copies can save of the edges at these places of `copies.edge`. span: least lifespans of all edges, µs."""
     e, duration = base.edges, problem.passes.duration
     edge, pair = copies.edge[use], copies.pair[use]
     pairs, of = np.unique(pair, return_inverse=True)
@@ -182,8 +182,8 @@ def _savings(problem: Problem, base: Problem, copies: Copies, use: Ints, span: I
 
 
 def _after_the_copy(base: Problem, edge: Ints, pair: Ints) -> Ints:
-    """The least time, µs, from a pair's copy back to the end of each edge's second pass: that pass, and what must run before
-    it of those that wait for the copy. Shape (len(edge),)."""
+    """The least time, µs, from a pair's copy back to the end of each edge's second pass, shape (len(edge),): that pass, and
+    the passes before it that wait for the same copy."""
     after = base.edges.after[edge]
     result = base.passes.duration[after].copy()
     for shift in range(1, int(np.bincount(pair).max())):
@@ -196,7 +196,7 @@ def _after_the_copy(base: Problem, edge: Ints, pair: Ints) -> Ints:
 
 
 def saved(s: Savings, x: Floats) -> Floats:
-    """The most byte·µs that copies of the fractions x, shape (n, …), save, each alone."""
+    """The most byte·µs that copies of fractions x save, shape (n, …), for one pair of each row."""
 
     def shaped(column: Floats) -> Floats:
         return column.reshape(-1, *(1,) * (x.ndim - 1))
@@ -208,8 +208,8 @@ def saved(s: Savings, x: Floats) -> Floats:
 
 
 def least_work(s: Savings, missing: float, out: bool, back: bool) -> float:
-    """The least time, µs, of copies out, back, or both, for fractions of the pairs that save what is missing, byte·µs;
-    infinite where none do."""
+    """The least time, µs, of copies (out, back, or both count) whose fractions save the missing byte·µs; infinite if no
+    fractions do."""
     if missing <= 0:
         return 0.0
     cost, rounding = out * s.out + back * s.back, ROUNDING * (out + back)
@@ -224,10 +224,10 @@ def least_work(s: Savings, missing: float, out: bool, back: bool) -> float:
 
 
 def _most(s: Savings, weight: Floats, cost: Floats, rounding: float) -> Floats:
-    """max over x from 0 to 1 of saved(x) − weight · max(0, cost · x − rounding), each pair alone, shape (n, weights).
+    """The maximum of saved(x) − weight · max(0, cost · x − rounding) over x from 0 to 1, for one pair of each row, shape (n,
+    weights).
 
-    Between the points where one of its pieces begins this is concave; its maximum is at one of those, or where a piece has
-    slope 0.
+    The function consists of concave pieces. Its maximum is where a piece begins, or where the slope of a piece is 0.
     """
     longer, cost = (s.out + s.back)[:, None], cost[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -129,8 +129,8 @@ def reach_of(problem: Problem) -> Reach | None:
 # --- At both ends ---
 
 
-MAX_KNAPSACK = 20_000  # most units of capacity of an exact knapsack; with more, work per byte bounds what it holds
-Choices = list[tuple[int, int]]  # (bytes, µs): what one microbatch can hold at a time, and the work it has run by then
+MAX_KNAPSACK = 20_000  # most units of capacity of an exact knapsack; with more, the best work per byte gives the bound
+Choices = list[tuple[int, int]]  # (bytes, µs) of one microbatch: held where a period meets the rest; its work in the period
 
 
 class RankWindow(NamedTuple):
@@ -159,7 +159,7 @@ class StageChain(NamedTuple):
         return held[min(k, len(held)) - 1 :]
 
 
-Ends = tuple[tuple[Ints, int], ...]  # for each stage: (indices of passes, one of which ends the period; µs of work in it)
+Ends = tuple[tuple[Ints, int], ...]  # for each stage: (indices of passes, one of which bounds the period; µs of work in it)
 
 
 class IdleTerms(NamedTuple):
@@ -205,13 +205,13 @@ def unavoidable_idle(terms: IdleTerms, window: RankWindow) -> tuple[int, int]:
     of that time is idle. Likewise with positions from k on that take nothing: after the last pass of a position < k ends,
     only what is held then has work left.
 
-    The first pass of a position ≥ k is at k itself, and the last pass of a position < k is the last of those in its
-    microbatch, for a microbatch's positions follow each other. So one microbatch is known to be just before k: its bytes
-    and work count so, and only the others choose, in the bytes that it leaves. Which stage it belongs to is open, so the
-    least over stages holds.
+    A microbatch's positions follow each other. So the first pass of a position ≥ k is at k itself, and the last pass of a
+    position < k is the last of those in its microbatch. So one microbatch is known to be just before k. Its bytes and work
+    count as they are there, and the knapsack has the others, in the bytes that it leaves. It may belong to any stage, so the
+    least over stages counts.
 
-    The two periods cannot overlap where all memory does not fit at once: between them every position < k₂ would have ended,
-    thus taken everything, and no position ≥ k₁ started, thus freed nothing.
+    If all memory does not fit at once, the two periods cannot overlap. Where they did, every position < k₂ would have ended
+    and taken its bytes, and no position ≥ k₁ would have started and freed any.
     """
     arrival, departure = int(window.head.min()), int(window.tail.min())
     first = max([arrival, *(_least(window.head, ends) for ends in terms.until)])
@@ -222,7 +222,7 @@ def unavoidable_idle(terms: IdleTerms, window: RankWindow) -> tuple[int, int]:
 
 
 def _least(distance: Ints, ends: Ends) -> int:
-    """The least idle time, µs, over the stages that the period's end may belong to."""
+    """The least idle time, µs, over the stages that the pass which bounds the period may belong to."""
     return min(int(distance[places].min()) - work for places, work in ends)
 
 
@@ -273,8 +273,8 @@ def _left(chain: StageChain, k: int) -> Choices:
 
 
 def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[int, tuple[Ints, tuple[int, int]]]) -> Ends:
-    """For each stage in `known`: its passes' indices, and the most µs of work where one of its microbatches has the known
-    bytes and work and all others take their best choices."""
+    """For each stage in `known`: the indices of its passes that may bound the period; and the most µs of work in the period,
+    where one of its microbatches has the known bytes and work, and all others have the choices that give most."""
     most, ends = _most_work(stages, copies, capacity), []
     for s, (places, (held, work)) in known.items():
         others = [count - (t == s) for t, count in enumerate(copies)]
@@ -283,7 +283,7 @@ def _ends(stages: list[Choices], copies: list[int], capacity: int, known: dict[i
 
 
 def _most_work(stages: list[Choices], copies: list[int], capacity: int) -> int:
-    """An upper bound, µs, on the work of each stage's `copies` microbatches, each in one of its choices, in the capacity."""
+    """An upper bound, µs, on the work of each stage's `copies` microbatches, each in one choice, in the capacity."""
     everything = sum(n * max((work for _, work in choices), default=0) for n, choices in zip(copies, stages, strict=True))
     free = sum(
         n * max((work for held, work in choices if held == 0), default=0) for n, choices in zip(copies, stages, strict=True)

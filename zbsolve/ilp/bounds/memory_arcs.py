@@ -28,13 +28,13 @@ from ...util.kernels import kernel
 # --- What side streams hold: gathered parameters, gradients that are not reduced yet ---
 
 
-MAX_VISITS = 20_000_000  # edges of the graph times edges looked at, and places of lanes for one pool: beyond, none are
+MAX_VISITS = 20_000_000  # the limit of edges × edges looked at, and of places of lanes looked at for one pool
 
 
 class Beside(NamedTuple):
-    """rows: the edges with bytes on a device and an end off the compute streams; span: the least time, µs, from the start of
-    the first pass to the end of the second, one value an edge; always: whether the edge's bytes are held at the start of
-    each compute pass of the rank that takes memory, one value an edge. Shape (ranks,): held, the bytes of those that are."""
+    """rows: the edges that have bytes on a device and an end on a side stream. span: for each of these, the least time, µs,
+    from the start of the first pass to the end of the second. always: for each, whether its bytes are held at the start of
+    each compute pass of the rank that takes memory. held: shape (ranks,), the bytes of those that always are."""
 
     rows: Ints
     span: Ints
@@ -46,15 +46,14 @@ _known: WeakKeyDictionary[Problem, Beside] = WeakKeyDictionary()
 
 
 def held_beside(problem: Problem) -> Beside:
-    """What side streams hold, remembered while the problem lives. For schedules whose lanes run in table order."""
+    """What side streams hold, kept while the problem lives. It is about schedules whose lanes run in table order."""
     if problem not in _known:
         _known[problem] = _held_beside(problem)
     return _known[problem]
 
 
 def bytes_within(problem: Problem, passes: Ints) -> tuple[Ints, Ints]:
-    """Device bytes that each pass takes and frees on edges between these passes (rows), shape (passes of the problem,)
-    each."""
+    """Device bytes that each pass takes and frees on edges between these passes (rows), shape (passes of the problem,)."""
     edges, count = problem.edges, len(problem.passes)
     inside = np.zeros(count, bool)
     inside[passes] = True
@@ -75,7 +74,7 @@ def _held_beside(problem: Problem) -> Beside:
     after = np.concatenate([edges.after, *(rows[1:] for rows in lanes)])
     out_first, out_pass = compressed_rows(before, len(p), after)
     order = topological_order(out_first, out_pass, np.bincount(after, minlength=len(p)).astype(np.int64))
-    if len(order) < len(p):  # lanes against the graph
+    if len(order) < len(p):  # a cycle: some lane runs against the graph
         return none
     takers = computing & (problem.taken > 0)
     spans = [
@@ -89,8 +88,8 @@ def _held_beside(problem: Problem) -> Beside:
 
 @kernel
 def topological_order(first: Ints, after: Ints, waiting: Ints) -> Ints:
-    """The passes in an order that respects all arcs, which come in compressed rows; shorter than all of them where there is
-    a cycle. waiting: how many arcs lead to each pass."""
+    """The passes in topological order; fewer than all of them if there is a cycle. first, after: arcs in compressed
+    rows; waiting: how many arcs lead to each pass."""
     waiting = waiting.copy()
     order = np.empty(len(waiting), np.int64)
     n = 0
@@ -114,8 +113,8 @@ def topological_order(first: Ints, after: Ints, waiting: Ints) -> Ints:
 def _between(
     arcs: tuple[Ints, Ints, Ints], a: int, b: int, computing: Bools, takers: Bools, duration: Ints
 ) -> tuple[int, int]:
-    """The least time from the start of pass a to the end of pass b, µs: both, and all compute passes of the rank that come
-    behind a and before b. And 1 where all others of these that take memory surely come in between, else 0.
+    """The least time, µs, from the start of pass a to the end of pass b: the work of both, and of all compute passes of the
+    rank that must run between them. And 1 if all other compute passes of the rank that take memory are among these, else 0.
 
     arcs: in compressed rows (first, after), and the passes in topological order.
     computing, takers: which passes are the rank's compute passes, and which of all take memory, shape (passes,).
@@ -141,7 +140,7 @@ def _between(
         elif takers[i]:
             always = 0
     if takers[a] and computing[a]:
-        always = 0  # it takes its own bytes at that moment: they are counted there
+        always = 0  # when a itself starts, it takes these bytes: they count as its own
     return span, always
 
 
@@ -153,8 +152,8 @@ Arcs = dict[tuple[int, int, int], tuple[Ints, Ints]]  # (pool, lane that frees, 
 
 
 class Held(NamedTuple):
-    """A pool's edges from one lane to another, all those of two lanes as one: takes and frees, their lanes, shape (n,);
-    total, the bytes of the lanes' first passes, shape (n, places + 1)."""
+    """The edges of a pool, those from one lane to another taken together. takes, frees: these two lanes, shape (n,); total:
+    shape (n, places + 1), the bytes of the passes before each place."""
 
     takes: Ints
     frees: Ints
@@ -162,7 +161,7 @@ class Held(NamedTuple):
 
 
 class LanePasses(NamedTuple):
-    """The passes of lane l: rows[first[l]:first[l + 1]]; duration, µs, one value a pass."""
+    """Lane l has the passes rows[first[l]:first[l + 1]]; duration: µs of each pass of the problem."""
 
     first: Ints
     rows: Ints
@@ -170,11 +169,11 @@ class LanePasses(NamedTuple):
 
 
 def add_memory_arcs(problem: Problem, place: Ints, shift: Ints, arcs: Arcs) -> bool:
-    """Add to `arcs` what memory forces, and lower `shift` by it, in place; whether that lowered any.
+    """Add to `arcs` those that memory forces, and lower `shift` by them, in place. Returns whether any shift was lowered.
 
-    place: of each pass in its lane. shift[l, m]: the least n such that pass k of lane l comes before pass k + n of lane m
-    for every k, or is it (`INFINITE`: none is known). Within a lane passes run in order. Only edges between passes of the
-    same place count. What side streams hold whenever a compute pass takes memory is not there for those.
+    place: of each pass in its lane. shift[l, m]: the least known n such that for every k pass k of lane l comes before pass
+    k + n of lane m, or is it (`INFINITE`: none is known). Within a lane passes run in order. Only edges between passes of
+    equal place count. For compute passes that take memory, the room is less by what side streams hold whenever these start.
     """
     a, beside, lower = arrays_of(problem), held_beside(problem), False
     counted = place[problem.edges.before] == place[problem.edges.after]
@@ -196,9 +195,9 @@ def add_memory_arcs(problem: Problem, place: Ints, shift: Ints, arcs: Arcs) -> b
 
 
 def _open_pairs(lanes: LanePasses, shift: Ints, freers: Ints, takers: Ints) -> list[tuple[int, int]]:
-    """Lanes that free and lanes that take, of which memory may say something: they have as many passes, and it is not known
-    that each pass of the one comes before that of the other. Where the one that takes comes first, passes of later places
-    may still have to wait."""
+    """Pairs (f, t) of a lane that frees and a lane that takes, of equal length, where memory may force an arc. If each pass
+    of f is known to come before that of t, nothing is left to force. If t comes first, its later passes may still have to
+    wait for f, unless there is only one pass."""
     length, ahead = np.diff(lanes.first), shift[np.ix_(freers, takers)] == 0
     behind = (shift[np.ix_(takers, freers)].T == 0) & (length[takers] == 1)
     alike = length[freers][:, None] == length[takers]
@@ -207,12 +206,12 @@ def _open_pairs(lanes: LanePasses, shift: Ints, freers: Ints, takers: Ints) -> l
 
 
 def _bind(held: Held, lanes: LanePasses, shift: Ints, pair: tuple[int, int], room: int, arcs: Arcs, pool: int) -> bool:
-    """Add the arcs from lane f to lane t that this memory forces, and lower `shift` by them; whether it did."""
+    """Add the arcs from lane f to lane t that this memory forces. Returns whether that lowered `shift`, in place."""
     f, t = pair
     length = int(lanes.first[f + 1] - lanes.first[f])
     first = _first_waits(held, lanes, shift, f, t, room)
     k = np.flatnonzero(first < length)
-    # Over all k, for a shift holds for every pass: the last microbatches may take less and wait for nothing.
+    # The maximum over all k, as a shift holds for every pass: the last passes may wait for nothing.
     least = int((first - np.arange(length)).max())
     if len(k):
         arcs[pool, f, t] = lanes.rows[lanes.first[f] + k], lanes.rows[lanes.first[t] + first[k]]
@@ -223,7 +222,7 @@ def _bind(held: Held, lanes: LanePasses, shift: Ints, pair: tuple[int, int], roo
 
 
 def _held(problem: Problem, rows: Ints, place: Ints) -> Held:
-    """These edges (rows), each between passes of the same place, by their lanes."""
+    """These edges (rows), each between passes of equal place, as `Held`."""
     a, e, lanes = arrays_of(problem), problem.edges, len(problem.lanes)
     pair, at = np.unique(a.lane[e.before[rows]] * lanes + a.lane[e.after[rows]], return_inverse=True)
     total = np.zeros((len(pair), int(np.diff(a.lane_first).max()) + 1), np.int64)
@@ -233,12 +232,13 @@ def _held(problem: Problem, rows: Ints, place: Ints) -> Held:
 
 @kernel
 def _first_waits(held: Held, lanes: LanePasses, shift: Ints, f: int, t: int, room: int) -> Ints:
-    """For each pass k of lane f the first place in lane t, k or later, whose pass must wait for it, and the lane's length
-    where none must; shape (places,). room: bytes.
+    """For each pass k of lane f the first place in lane t, k or later, whose pass must wait for it; the length of the lane
+    if none must. Shape (places,). room: bytes.
 
-    Where pass j of t starts before pass k of f has ended, edges from lane a to lane b hold the bytes of their passes from
-    place k + shift[f, b] to j − shift[a, t]; and those of place j where a comes before t (or is t) and b behind t, if time
-    passes between t's start and b's end. All that falls as k grows, so from one k to the next j does not fall.
+    Suppose that pass j of t starts before pass k of f has ended. Then edges from lane a to lane b hold the bytes of the
+    places from k + shift[f, b], where b comes after pass k of f, to j − shift[a, t], where a comes before pass j of t. They
+    also hold those of place j if a comes before t (or is t), b comes after t, and time passes between t's start and b's
+    end. All of this falls as k grows. So from one k to the next, the result does not fall.
     """
     takes, frees, total = held
     begin = lanes.first[t]

@@ -2,8 +2,7 @@
 them.
 
 They have three sources: the problem's edges; the chain of each lane, whose passes share a stream and run in order; and
-memory. Where what the passes up to `b` take and what `a` and the passes after it free do not fit together, `b` waits for
-`a`.
+memory. Pass `b` waits for pass `a` if bytes do not fit together that passes up to `b` take and passes from `a` on free.
 """
 
 from __future__ import annotations
@@ -198,8 +197,8 @@ def _memory_arcs(problem: Problem, place: Ints, shift: Ints, clock: Clock) -> Ar
 
 @kernel
 def _close_steps(shift: Ints, first: Ints, behind: Ints, order: Ints) -> None:
-    """Set `shift`, shape (lanes, lanes), to 0 from each lane to all its descendants, in place; it is 0 from each to itself.
-    behind: the direct successors of each lane, in compressed rows. order: a topological order of the lanes."""
+    """Set `shift`, shape (lanes, lanes), to 0 from each lane to itself and to all its descendants, in place. behind: the
+    direct successors of each lane, in compressed rows. order: a topological order of the lanes."""
     for at in range(len(order) - 1, -1, -1):
         i = order[at]
         for e in range(first[i], first[i + 1]):

@@ -1,6 +1,6 @@
-"""Longest paths to the passes' starts along necessary arcs, from given begins, forwards or backwards in time.
+"""Longest paths to the starts of passes along necessary arcs, from given begins, forwards or backwards in time.
 
-They count machines too: passes that must run on a pass's own stream between some time and its start take all their work.
+Machines count too: if passes of a stream must run between a time h and a start, it is at h plus their work or later.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ NO_PATH = -(1 << 60)  # µs: the length of a path that does not exist, and a sta
 
 
 class Direction(NamedTuple):
-    """Necessary arcs in one direction of time; see `NecessaryArcs`. Backwards in time all is reversed.
+    """Necessary arcs in one direction of time (see `NecessaryArcs`). Backwards in time all arcs are reversed.
 
-    order: passes, each behind those it waits for, whose arcs are first, source and lag. lane_passes: the lanes' passes one
-    lane after the other, in the order of the walk, lane l's from lane_first[l] on; place: positions in that order.
+    order: the passes in topological order; first, source, lag: the arcs that lead to each pass. lane_passes: the passes of
+    all lanes in the order of the walk, lane l's from lane_first[l] on; place: of each pass in its lane, in that order.
     """
 
     order: Ints
@@ -39,11 +39,12 @@ class Direction(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A direction as it is walked: pass k of `order` is k everywhere, so that memory is read in a row. What no begin changes
-    is looked up once.
+    """A direction with its passes renumbered: number k is pass order[k], so that a walk reads arrays from front to back.
+    What does not depend on begins is prepared here.
 
-    Pass k waits for source[first[k]:first[k + 1]], `leave` µs from their start; of its own stream newest[mate_first[k]:
-    mate_first[k + 1]] run before it, but not before the pass before it in its lane, as far as is known.
+    Pass k starts at least `leave` µs after the starts of source[first[k]:first[k + 1]]. The passes
+    newest[mate_first[k]:mate_first[k + 1]] of its stream run before it, but not, as far as is known, before the pass ahead
+    of it in its lane.
     """
 
     order: Ints
@@ -57,7 +58,7 @@ class Walk(NamedTuple):
 
 
 def walk_of(way: Direction) -> Walk:
-    """The walk in a direction of time."""
+    """The direction as it is walked."""
     turn = np.empty(len(way.order), np.int64)
     turn[way.order] = np.arange(len(way.order))
     return Walk(way.order, way.duration[way.order], way.lane[way.order], *_arcs(way, turn), *_newest(way, turn))
@@ -88,8 +89,8 @@ def _arcs(way: Direction, turn: Ints) -> tuple[Ints, NDArray[np.int32], Ints]:
 
 @kernel
 def _newest(way: Direction, turn: Ints) -> tuple[Ints, NDArray[np.int32]]:
-    """Of each pass its newest before it on its stream: mate_first, newest (see `Walk`). From one pass of a lane to the next,
-    the passes before it grow by at most one a lane."""
+    """The passes that are known to run before each pass, but not before the one ahead in its lane: mate_first, newest (see
+    `Walk`). There is at most one of each lane."""
     first = np.zeros(len(turn) + 1, np.int64)
     newest, n = np.empty(0, np.int32), 0
     for fill in (False, True):
@@ -112,11 +113,11 @@ def _newest(way: Direction, turn: Ints) -> tuple[Ints, NDArray[np.int32]]:
 
 @kernel
 def _walked(walk: Walk, begin: Ints) -> Ints:
-    """Longest paths to each pass's start, µs, in the order of the walk, with machines: of the passes of its own stream that
-    come before it, those that cannot start before h all run between h and its start.
+    """Longest paths to each pass's start, µs, in the order of the walk, with machines. Take a time h and those passes of the
+    pass's own stream that come before it and cannot start before h. All of them run between h and its start.
 
-    Lanes are walked in order. Of the possible h two are followed: the least, with all the work; and the one that gave most
-    so far.
+    Lanes are walked in order. Two values of h are followed for each lane: the least one, for which all passes count, and the
+    one that has given the latest start so far.
     """
     duration, start = walk.duration, begin
     lanes = walk.lane.max() + 1

@@ -1,8 +1,8 @@
-"""A bound from the idle time of the first rank and of another one, both taken together.
+"""A bound from the idle time of the first rank and of another rank, both taken together.
 
-It is for steps whose ranks run three passes of each microbatch, equal in all microbatches: one that takes memory, one on the
-way back, and one that no other rank waits for. docs/notes/tight-memory.md calls them F, B and W, and proves this bound as
-theorem 4.
+It is for steps whose ranks run three passes of each microbatch, equal for all microbatches: one that takes memory (F), one
+on the way back (B), and one that no other rank waits for (W). docs/notes/tight-memory.md proves it as theorem 4. In flight
+is a microbatch between F and B on a rank; its weight gradient waits between B and W.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ...greedy.blocks.building_block import longest_ways
 from ...problem import Ints, Problem
 from .bound import IDLE, Bound
 
-MAX_WINDOWS = 1_000_000  # states of the first rank times microbatches: with more, its windows count as without loss
+MAX_WINDOWS = 1_000_000  # states of the first rank times microbatches: with more, idle time before its last F counts as 0
 MAX_STATES = 30_000_000  # states of both ranks: with more, there is no bound
 FAR = 1 << 60  # µs
 
 
 class _Rank(NamedTuple):
-    """One rank: µs of its three passes of a microbatch; bytes that the first takes, that the last one frees, and that there
-    are; and its lanes."""
+    """One rank. F, B, W: µs of its passes of a microbatch. taken: bytes that F takes; w: bytes that W frees; capacity: bytes
+    that there are. lanes: those of F, B and W."""
 
     F: int
     B: int
@@ -45,14 +45,14 @@ class _Rank(NamedTuple):
         return self.capacity // self.taken
 
     def most_waiting(self, flying: int, begun: int) -> int:
-        """Of so many microbatches, the most whose last pass alone waits, with so many more and one of these in flight."""
+        """The most of `begun` microbatches whose weight gradients wait, with `flying` others and one more in flight."""
         free = self.capacity - (flying + 1) * self.taken
         return min(begun, free // self.w) if self.w else begun
 
 
 class _States(NamedTuple):
-    """What the first rank may have left where an F starts, beside that microbatch, one value a state: x in flight, y weight
-    gradients that wait, and the work of both, µs. In order of that work."""
+    """What the first rank may have left when it starts an F, one value a state, without that microbatch. x: microbatches in
+    flight; y: weight gradients that wait; left: µs of work for both. States ascend by `left`."""
 
     x: Ints
     y: Ints
@@ -60,8 +60,8 @@ class _States(NamedTuple):
 
 
 def idle_of_two(problem: Problem, times: int = 1) -> Iterator[Bound]:
-    """The bounds of the first rank with the last one, and with the one that works most; times: how often each microbatch of
-    the problem is there."""
+    """The bounds of the first rank with the last one, and with the one that has most work. times: the step has so many times
+    the problem's microbatches."""
     g = _plain(problem)
     if g is None:
         return
@@ -80,7 +80,7 @@ def idle_of_two(problem: Problem, times: int = 1) -> Iterator[Bound]:
 
 
 def _few_states(first: _Rank, other: _Rank, m: int) -> bool:
-    """Whether what ranks may hold can be tried in little time."""
+    """Whether the states of both ranks are few enough to try them all."""
     waiting = other.most_waiting(0, m - 1) + 1
     return waiting * first.fits * (first.most_waiting(0, m - 1) + 1) <= MAX_STATES
 
@@ -94,7 +94,7 @@ def _plain(problem: Problem) -> MicrobatchGraph | None:
 
 
 def _rank(g: MicrobatchGraph, away: Ints, rank: int) -> _Rank | None:
-    """What counts of a rank; None where it is not as this bound needs it."""
+    """One rank as this bound needs it; None if its passes do not come or take memory in this way."""
     lanes = np.sort(g.rank_lanes[g.rank_lane_first[rank] : g.rank_lane_first[rank + 1]])
     if len(lanes) != 3 or away[lanes[1], lanes[0]] < 0 or away[lanes[2], lanes[1]] < 0:
         return None
@@ -113,13 +113,15 @@ def _away(g: MicrobatchGraph) -> Ints:
 
 
 def _least(g: MicrobatchGraph, away: Ints, first: _Rank, other: _Rank) -> int:
-    """Theorem 4, µs: 0 where it says nothing. Names are those of the proof, for ranks that differ:
+    """The bound of theorem 4, µs, for ranks that may differ; 0 where it says nothing. Names are those of the proof:
 
-    * H: until its first B the first rank runs as many F as fit. A: so does the other rank, and nothing gets there sooner.
+    * H: idle time of the first rank before its first B, as it runs at most the F that fit until then. A: the same of the
+      other rank, or the time before its first F, if that is longer.
     * P: the least time from the end of an F on the first rank to the start of its B on the other; Z: from there to the first
       rank's B; D: from the end of F to the start of B on the first rank.
-    * f is what follows from the two ways to count the time of the last B on the other rank: A + J with its work until then,
-      and H + J₀ with the first rank's, P and δ. So δ = J − J₀ + f. `late` is f where no weight gradient waits there.
+    * The start of the other rank's last B is counted in two ways: its idle time A + J and its work before; or the first
+      rank's idle time H + J₀ and its work, then P and a delay δ ≥ 0. So δ = J − J₀ + f, which defines f; `late` is f if no
+      weight gradient waits there.
     """
     m, (F, B, _), (F_l, B_l, _) = g.microbatches, first.lanes, other.lanes
     begin, onwards, back = away[:, 0], away[:, F], away[:, B_l]
@@ -151,12 +153,13 @@ def _states(first: _Rank, m: int) -> _States:
 
 
 def _lost_before_last(s: _States, first: _Rank, m: int, D: int, soonest: int, rate: int) -> Ints:
-    """µs beyond H that the first rank is idle before its last F, at least, where that finds it in each state.
+    """A lower bound, µs, on the first rank's idle time before its last F, beyond H, for each state that this F may find.
 
-    Where the F of microbatch j finds x in flight, the B of i = j − 1 − x has ended, at `soonest` + i · `rate` or later (less
-    H). And from the F of i to that of j goes one of theorem 2's windows, which counts where i does not fit beside all before
-    it. Tables have one row a microbatch that a window begins with, one column a place among the states: what is lost up to
-    there and in the window, where the work left there is too little for it, and where it is enough.
+    If the F of microbatch j finds x in flight, the B of i = j − 1 − x has ended, at `soonest` + i · `rate` or later (H is
+    not in it). If i does not fit beside all microbatches before it, theorem 2 says what is lost between the F of i and that
+    of j. Tables have a row for each i. Column k is for states from the k-th on (enough: the least idle time up to the F of
+    i)
+    or before (short: that idle time less the work left, of which there is too little).
     """
     n, S = first.fits, len(s.x)
     if S * m > MAX_WINDOWS:

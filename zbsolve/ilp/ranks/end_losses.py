@@ -96,8 +96,8 @@ FAIR_PART = 0.25  # share of the whole gain added to each kind's own, since a ki
 
 @dataclass
 class Share:
-    """The turns of one kind of groups. states: allowed in one try of its next turn; tried: by all its tries so far; gained:
-    µs that the bound rose by them."""
+    """The turns of one kind of groups. states: how many each try of its next turn may take; tried: the states of all its
+    tries so far; gained: µs by which these raised the bound."""
 
     states: int = FIRST_STATES
     tried: int = 0
@@ -116,8 +116,8 @@ class Share:
 
 
 def next_kind(shares: dict[str, Share], alone: bool) -> str | None:
-    """The kind that is next: the one with the fewest states for its share of the gain; each gets one turn before any gets
-    two. alone: whether single ranks may get more than one. None: no kind is left."""
+    """The kind whose turn is next; None if no kind is left. Each has one turn first. Then it is the kind that has tried the
+    fewest states for its share of the gain. alone: whether single ranks may have more than one turn."""
     left = {
         kind: share
         for kind, share in shares.items()
@@ -135,15 +135,15 @@ def next_kind(shares: dict[str, Share], alone: bool) -> str | None:
 WINDOW = MAX_WINDOW - 1  # µs: longer than any order, so that only energy limits the search
 MAX_MICROBATCHES = 255  # the most in one search
 PARTS = 1_000  # the loss is found to the time that memory must be held, divided by this
-MAX_BREADTH, BREADTH_FACTOR = 1024, 4  # the most breadth, and the factor on it where merged states fit
+MAX_BREADTH, BREADTH_FACTOR = 1024, 4  # the most breadth, and the factor on it where a search ended with merged states
 HELD_SHARE = 0.8  # both ends are searched where memory must be held for at least this share of a bound
 ENOUGH_LEFT = 4  # a wider try is made where it may take this many times the states of the last one
 
 
 @dataclass
 class End:
-    """One end of a step. lanes: begin there; loss: proven so far, µs of the whole capacity; reached: the most microbatches
-    that its proof looked at; breadth: of the next try; step: µs by which that asks for more."""
+    """One end of a step. lanes: in the direction of time that begins at this end; loss: proven so far, as µs of the whole
+    capacity; reached: the most microbatches that its proof looked at; breadth, step (µs more of loss): of the next try."""
 
     lanes: Lanes
     step: int
@@ -155,7 +155,7 @@ class End:
         """Raise the loss in steps down to `grain` µs. states: in each try; allowed: states in all; most: microbatches in
         each try. Returns how many states were tried."""
         tried, self.step = 0, max(self.step, grain)
-        while self.step >= grain and tried < allowed and self.loss < WINDOW:  # no end where nothing fits the memory
+        while self.step >= grain and tried < allowed and self.loss < WINDOW:  # a loss without limit: nothing fits the memory
             answer, count, reached = self.attempt(self.loss + self.step, min(states, allowed - tried), most)
             tried += count
             if answer is Answer.REFUTED:

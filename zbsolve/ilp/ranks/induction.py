@@ -9,14 +9,14 @@ whole problem takes at least c(m), since its schedules obey P(m). The proof has 
   memory and time. So pass j of lane 0 starts at least c(n − j) before the end. What comes before it, by lags or memory,
   ends earlier still (`_tails`).
 * Dominance by an earlier wave. Let s be a partial order of P(n), and u one with `shift` fewer passes of every lane, such
-  that s is nowhere earlier than u plus `later`. Passes that complete s within c(n) − 1 would, moved earlier by `later`,
-  complete u in P(n − shift) within c(n − shift) − 1, which is refuted. So s is dropped. This needs that u is a partial order
-  of P(n − shift) too: it begins by the same rules, and its passes end early enough there for their tails (`behind`: pass k
-  of P(n − shift) has the tail of pass k + shift of P(n)). u must be exact (not merged), and ranks must hold the same bytes
-  after it, which holds where each microbatch frees all that it takes.
-* Several n at once. A search in which no lane comes to pass n depends on n only by its tails and its window. With the
-  weakest of these over several n (tail minus window: `_weakest`), it refutes each such n that is larger than the most passes
-  of a lane it placed. Numbers n that are close enough (`ALIKE_SHARE`) are tested together.
+  that s is nowhere earlier than u plus `later`. Suppose that passes complete s within c(n) − 1. Moved earlier by `later`,
+  they complete u in P(n − shift) within c(n − shift) − 1, which is refuted. So s is dropped. This needs three things. u is
+  a partial order of P(n − shift) too: it begins by the same rules, and its passes end early enough there for their tails
+  (`behind`: pass k of P(n − shift) has the tail of pass k + shift of P(n)). u is exact, not merged. Ranks hold the same
+  bytes after s as after u, which is so where each microbatch frees all that it takes.
+* Several n at once. As long as no lane comes to pass n, a search depends on n only by its tails and its window. With the
+  weakest of these over several n (tail minus window: `_weakest`), it refutes each of them that is larger than the most
+  passes of a lane it placed. Numbers n that are close enough (`ALIKE_SHARE`) are tested together.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from .order_search import Induction, Limits, search_orders
 from .search_tables import NOTHING_KNOWN
 from .times_to_go import TimesToGo
 
-UNMERGED = 1 << 40  # a breadth at which no states are merged
-MAX_BREADTH = 1024  # a search ends at this many states with the same positions, since comparing them takes too long
+UNMERGED = 1 << 40  # a breadth with which no states are merged
+MAX_BREADTH = 1024  # a search ends if more states have the same positions, since comparing them takes too long
 MAX_FIRST_STATES = 50_000  # most states of one search for the value of the fewest microbatches
 MANY_WAVES = 12  # more waves of microbatches than this are many
 ALIKE_SHARE = 0.75  # numbers of microbatches down to this share of the largest are refuted together
-FIRST_PARTS = 500  # the value of the fewest microbatches is found to the value divided by this
+FIRST_PARTS = 500  # the value of the fewest microbatches is found up to an error of the value divided by this
 MIN_WAVES = 3  # the fewest waves of microbatches for an induction
-FIRST_SHARE = 8  # the search for the value of the fewest microbatches takes at most all states divided by this
+FIRST_SHARE = 8  # the search for that value may try all states divided by this
 
 
 class Waves(NamedTuple):
     """The lanes as the induction uses them. A wave is as many microbatches as memory can hold at once.
 
-    far: shape (lanes, lanes), the least time, µs, from the end of a pass of one lane to the start of that of the other, by
-    lags (−1: none leads there). waits: rows of (lane t, lane f, k): pass j + k of t waits for pass j of f, for memory.
+    far: shape (lanes, lanes), the least time, µs, from the end of a lane's pass to the start of the other's of equal number,
+    by lags (−1: none leads there). waits: rows of (lane t, lane f, k): pass j + k of t waits for pass j of f, for memory.
     shift: microbatches of a wave. begin: when lane 0 starts at the earliest, µs.
     """
 
@@ -61,7 +61,7 @@ class Waves(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A test whether every order takes at least `value` µs. states: that it may try; incumbent: as for `refute`."""
+    """Whether every order takes at least `value` µs. states: how many may be tried; incumbent: as in `refute`."""
 
     value: int
     states: int
@@ -101,8 +101,8 @@ def has_many_waves(lanes: Lanes) -> bool:
 
 
 def _memory_waits(lanes: Lanes, far: Ints) -> list[tuple[int, int, int]]:
-    """Rows (t, f, k): when pass j + k of t starts, and pass j of f has not ended, microbatches j … j + k hold all that lanes
-    up to t take and lanes from f on free, which is more than the capacity."""
+    """Rows (t, f, k): pass j + k of lane t starts after pass j of lane f has ended. Otherwise each of the microbatches j
+    … j + k holds all that lanes up to t take and lanes from f on free, and so many microbatches exceed the capacity."""
     waits = []
     for rank, capacity in enumerate(lanes.capacity.tolist()):
         taker, freer, size, _ = lanes.held[lanes.rank[lanes.held[:, 0]] == rank].T
@@ -116,8 +116,8 @@ def _memory_waits(lanes: Lanes, far: Ints) -> list[tuple[int, int, int]]:
 
 
 def refute_by_induction(lanes: Lanes, value: int, states: int, incumbent: Ints = NO_INCUMBENT) -> tuple[Answer, int]:
-    """Whether every order of the passes takes `value` µs or more (REFUTED: none takes less), with `states` partial orders in
-    all; and how many were tried. Other answers say nothing. Ends when the incumbent (see `refute`) takes less."""
+    """Whether every order of the passes takes `value` µs or more (REFUTED: none takes less), and how many partial orders
+    were tried, `states` at most. Other answers say nothing. The search ends when the incumbent (see `refute`) takes less."""
     w = waves_of(lanes)
     if w is None:
         return Answer.MERGED, 0
@@ -144,9 +144,9 @@ def refute_by_induction(lanes: Lanes, value: int, states: int, incumbent: Ints =
 def _refute_claims(
     w: Waves, numbers: list[int], tail: Ints, claims: dict[int, int], later: int, question: _Question
 ) -> tuple[Answer, int, int]:
-    """Whether P(n) refutes one µs less than its claim for the greatest n of `numbers`, and for the others by nothing that
-    holds for one of them alone but `tail`. Also how many partial orders were tried, and the most passes of a lane that one
-    of them placed."""
+    """Whether every order of P(n) takes as long as claimed, for the greatest n of `numbers`; how many partial orders were
+    tried; and the most passes of a lane that one of them placed. A refutation also holds for each other number above those
+    (see the module), as `tail` holds for all, and what does not is left out."""
     n = max(numbers)
     lanes = _last_microbatches(w, n, tail)
     if len(numbers) > 1:
@@ -161,7 +161,7 @@ def _refute_claims(
 
 
 def _behind(w: Waves, numbers: list[int], claims: dict[int, int]) -> Ints:
-    """The strongest tails, µs, of P(n − shift) for each n of `numbers`, within the window of the greatest."""
+    """The longest tails, µs, in P(n − shift) over `numbers`, to the end of the greatest n's window. Shape (lanes, n)."""
     n, m = max(numbers), w.lanes.tail.shape[1]
     result = np.full((len(w.lanes.tail), n), -INFINITE)
     for fewer in (number - w.shift for number in numbers):
@@ -171,14 +171,14 @@ def _behind(w: Waves, numbers: list[int], claims: dict[int, int]) -> Ints:
 
 
 def _last_microbatches(w: Waves, n: int, tail: Ints) -> Lanes:
-    """P(n), with these tails; heads by lags from lane 0."""
+    """P(n) with these tails. Heads follow from the lags behind lane 0."""
     begin = np.where(w.far[0] >= 0, w.lanes.duration[0] + w.far[0], 0)
     head = begin[:, None] + np.arange(n) * w.lanes.duration[:, None]
     return w.lanes._replace(head=head, tail=tail, windows=no_windows(head.shape, len(w.lanes.capacity)))
 
 
 def _value_of_fewest(w: Waves, n: int, states: int) -> tuple[int, int]:
-    """A lower bound for P(n), µs, by halves; and how many partial orders were tried."""
+    """A lower bound for P(n), µs, found by bisection; and how many partial orders were tried."""
     lanes = _last_microbatches(w, n, _own_tails(_tails(w, {}), n))
     low, tried = int((lanes.head + lanes.duration[:, None] + lanes.tail).max()), 0
     high, step = None, max(1, low // 50)
@@ -194,8 +194,8 @@ def _value_of_fewest(w: Waves, n: int, states: int) -> tuple[int, int]:
 
 
 def _tails(w: Waves, claims: dict[int, int]) -> Ints:
-    """Least time behind each pass of all microbatches, µs, from what is claimed for fewer: by lags, lanes, waits for
-    memory."""
+    """The least time after each pass of all microbatches, µs, shape (lanes, microbatches). It follows from the claims for
+    fewer microbatches, from lags, from the order within lanes, and from waits for memory."""
     count, m = w.lanes.head.shape
     duration = w.lanes.duration.tolist()
     ways = [[(b, w.far[a, b] + duration[b]) for b in range(count) if w.far[a, b] >= 0] for a in range(count)]
@@ -215,14 +215,14 @@ def _tails(w: Waves, claims: dict[int, int]) -> Ints:
 
 
 def _own_tails(tail: Ints, n: int) -> Ints:
-    """The tails of P(n): of the last n microbatches, without what is claimed for n itself."""
+    """The tails of P(n). The claim for n is in that of lane 0's first pass, so the least one of the lane replaces it."""
     tails = tail[:, tail.shape[1] - n :].copy()
     tails[0, 0] = tails[0].min()
     return tails
 
 
 def _weakest(tail: Ints, claims: dict[int, int], numbers: list[int]) -> Ints:
-    """The longest tails, µs, that hold for each of the claims for `numbers` microbatches, each within its own window."""
+    """The shortest tails, µs, in P(n) over `numbers`, to the end of the greatest n's window. Shape (lanes, n)."""
     most = max(numbers)
     result = _own_tails(tail, most)
     for n in numbers:
@@ -230,19 +230,19 @@ def _weakest(tail: Ints, claims: dict[int, int], numbers: list[int]) -> Ints:
     return result
 
 
-# --- How far a window that ranks refute can be raised: ever larger ones, by search or by induction ---
+# --- The largest window that some ranks refute: larger windows are tried, by search or by induction ---
 
 
-FIRST_BREADTH, BREADTH_FACTOR = 8, 4  # states kept with the same positions at first; how many times as many a next try keeps
+FIRST_BREADTH, BREADTH_FACTOR = 8, 4  # states kept with the same positions at first; the factor of each further try
 
 
 @dataclass
 class WindowSearch:
     """The search for the largest window, µs, that some ranks refute.
 
-    fits: a window that is known to fit, or to be of no use. Steps double while windows are refuted (`min_step` at first),
-    and between a refuted window and `fits` they are halved. breadth: what the last answer took. incumbent: see `refute`.
-    times: what is known of single ranks. hard: the window that had no answer last, with `hard_states` partial orders.
+    fits: a window that is known to fit, or to be of no use. Steps begin at `min_step` and double while windows are refuted;
+    a step beyond `fits` is half of what is left. breadth: that of the last answer. incumbent: see `refute`. times: times to
+    go of single ranks. hard: the last window that had no answer, with `hard_states` partial orders.
     """
 
     lanes: Lanes
@@ -257,11 +257,11 @@ class WindowSearch:
 
     @cached_property
     def long(self) -> bool:
-        """Whether induction is worth a try: there are many waves of microbatches."""
+        """Whether induction is tried: there are many waves of microbatches."""
         return has_many_waves(self.lanes)
 
     def next_window(self, refuted: int, grain: int, states: int) -> int | None:
-        """The window, µs, to try next with so many states; None where no more than `grain` is left to gain."""
+        """The window, µs, to try next with so many states; None if only `grain` µs or less are left above `refuted`."""
         end = self.fits if states > self.hard_states else min(self.fits, self.hard)
         if end - refuted <= max(1, grain):
             return None
@@ -271,7 +271,7 @@ class WindowSearch:
     def attempt(self, window: int, states: int) -> tuple[Answer, int]:
         """Whether the window is refuted with so many states, and how many were tried.
 
-        The breadth grows from what it took last while that leaves states. Of many microbatches induction is asked first.
+        The breadth begins with the last answer's and grows while states are left; with many waves, induction is tried first.
         """
         breadth = self.breadth
         to_go, tried = self.times.of(self.lanes, window, self.fits, states)

@@ -1,5 +1,5 @@
-"""The relaxation that a search over ranks works on, which has the lanes of one or a few ranks and counts all other ranks as
-lags; and the groups of ranks that searches are for.
+"""The relaxation that a search over ranks works on: it keeps the lanes of one or a few ranks, and turns all other ranks into
+lags. Also the groups of ranks that searches are for.
 
 The ranks' passes keep their streams, memory, heads and tails. Other ranks become lags from pass j of one lane to pass j of
 another. All other lags are left out, and where microbatches differ the least lag counts. Both only relax the problem, so a
@@ -27,8 +27,8 @@ WINDOW_BEGIN = 1 << 28  # µs: when a further window begins on its own clock (se
 class Windows(NamedTuple):
     """The windows of further ranks, for the span. Each one is as long as the first, on its own clock.
 
-    The clock shows `WINDOW_BEGIN` when the window begins. A pass that no path from there leads to has the time 0, which is
-    earlier. One row for each window; else as in `Lanes`. Tails, µs, are from a pass's end on that clock to the window's end.
+    The clock shows `WINDOW_BEGIN` when the window begins. A pass to which no path leads from there has the head 0, which is
+    earlier. Tails, µs, lead from a pass's end on that clock to the window's end. One row for each window; else as `Lanes`.
     """
 
     head: Ints
@@ -44,10 +44,10 @@ class Lanes(NamedTuple):
     For each rank: capacity; slack, how much later than the window the rank may end.
     Shape (lanes, microbatches): head and tail, the least time before a pass starts and after it ends.
     Shape (lanes, lanes): lag, from the end of pass j of one lane to the start of pass j of the other (−1: nothing leads
-      there, or what leads there follows from other lags).
+      there, or the lag follows from two others).
     Shape (n, 4): held, rows of (lane that takes, lane that frees, bytes, least time held).
-    Shape (ranks, n, 3): end_energy, for each rank rows of (time before the window's end, byte·µs that fit between then and
-      the end, bytes from there on).
+    Shape (ranks, n, 3): end_energy, for each rank rows of (time before the window's end; byte·µs that the rank can hold from
+      then to the end; bytes that it can hold just before then).
     windows: those of further ranks, which must fit as well.
     """
 
@@ -70,11 +70,11 @@ def lanes_of(
 ) -> Lanes | None:
     """The lanes of `ranks`; lanes on side streams count as lags only.
 
-    None where lanes differ in length, or one in its durations or bytes, or where a rank has several other streams or
-    unlimited memory. Bytes that side streams hold whenever a pass takes memory are subtracted from the capacity; their other
-    bytes are ignored. whose: the rank whose window it is, for the span (−1: the first of `ranks`); it need not be among
-    them. The ranks may begin and end outside that window, and must depend on its first start. own: their own windows must
-    fit too. lean: ranks after the first lack the passes of `left_out`; bytes that only these free are ignored.
+    None where lanes differ in length, where passes of a lane differ in duration or bytes, and where a rank has several other
+    streams or unlimited memory. Bytes that side streams hold whenever a pass takes memory are subtracted from the capacity;
+    their other bytes are ignored. whose: the rank whose window it is, for the span (−1: the first of `ranks`); it need not
+    be among them. The ranks may begin and end outside that window, and must depend on its first start. own: their own
+    windows must fit too. lean: ranks after the first lack the passes of `left_out`; bytes that only these free are ignored.
     """
     a = arrays_of(problem)
     capacity = a.capacity[list(ranks)]
@@ -115,8 +115,8 @@ def lanes_of(
 
 
 def _windows(problem: Problem, ranks: tuple[int, ...], whose: list[int], rows: Ints, place: Ints) -> Windows:
-    """The windows of the ranks `whose`, among `ranks`, whose passes on their own streams are `rows`; place: where among
-    those each lane's are, shape (lanes, microbatches)."""
+    """The windows of the ranks `whose`, which are among `ranks`. rows: the passes of `ranks` on their own streams; place:
+    shape (lanes, microbatches), where each lane's passes are among those."""
     if not whose:
         return no_windows(place.shape, len(ranks))
     times = [[column[rows] for column in heads_and_tails(problem, rank)] for rank in whose]
@@ -149,7 +149,7 @@ def left_out(problem: Problem, ranks: tuple[int, ...]) -> Ints:
 
 
 def _thin(lag: Ints, duration: Ints) -> None:
-    """Take out the lags that follow from two others, in place."""
+    """Remove the lags that follow from two others, in place."""
     for k in range(1, len(lag) - 1):
         into, out, across = lag[:k, k, None], lag[k, k + 1 :], lag[:k, k + 1 :]
         across[(into >= 0) & (out >= 0) & (into + duration[k] + out >= across)] = -1
@@ -188,8 +188,8 @@ def _held(problem: Problem, table: Ints, duration: Ints, lag: Ints) -> Ints:
 
 
 def _end_energy(problem: Problem, passes: Ints, tail: Ints, rank: int) -> Floats:
-    """Rows of (time before the window's end, byte·µs that fit between then and the end, bytes from there on) of a rank; as
-    many rows for every rank. `tail`: µs, of `passes`."""
+    """The rows of `Lanes.end_energy` of a rank, as many for every rank. tail: µs, of `passes`. An edge can hold its bytes
+    only until its second pass ends."""
     edges = problem.edges
     rows = np.flatnonzero((problem.device_bytes > 0) & np.isin(edges.before, passes) & np.isin(edges.after, passes))
     here = problem.passes.rank[edges.before[rows]] == rank
@@ -206,10 +206,10 @@ MAX_LEAN_RANKS, MAX_WHOLE_RANKS = 8, 4  # ranks of a group at most
 
 
 class Group(NamedTuple):
-    """Ranks that a search keeps, all others as lags.
+    """Ranks that a search keeps; all others are lags.
 
-    lean: only the first is kept whole (see `lanes.left_out`). whose: the rank whose span the window is, where that is not
-    the first of them; −1: the first of them, or the makespan. own: the spans of all of them count, not that one alone.
+    lean: only the first keeps all its passes (see `left_out`). whose: the rank whose span the window is, if that is not the
+    first of them; −1: the first of them, or the window is the makespan. own: each rank has its own window, for the span.
     """
 
     ranks: tuple[int, ...]
@@ -219,8 +219,8 @@ class Group(NamedTuple):
 
 
 def group_of(problem: Problem, bound: Bound) -> Group:
-    """The ranks that the bound keeps, in the window that it is about: the first of two ranks or more in a closed form of the
-    span gives the window alone."""
+    """The group that a bound keeps, in the window that it is about. Where a bound on the span has two ranks or more, its
+    first rank only gives the window, if it comes from a closed form or its kind is one of `WINDOW_KINDS`."""
     lean = bound.kind in (GROUP_KINDS[True], WINDOW_KINDS[True])
     if bound.kind == OWN_WINDOWS:
         return Group(bound.ranks, own=True)
@@ -252,8 +252,8 @@ def group_bound(problem: Problem, group: Group, value: int) -> Bound:
 
 
 def grown(problem: Problem, root: Group, size: int) -> list[Group]:
-    """Groups of `size` ranks: the first of the root's, filled up with others where those are too few, and one rank more.
-    Neighbours of the last one come first, since queues between ranks matter most there."""
+    """Groups of `size` ranks: the root's first ones, filled up with others if those are too few, and in the last place each
+    further rank. Neighbours of the rank before it come first, since queues between ranks matter most there."""
     others = [rank for rank in range(problem.ranks) if rank not in root.ranks]
     kept = (*root.ranks, *others)[: size - 1]
     near = sorted((rank for rank in range(problem.ranks) if rank not in kept), key=lambda rank: abs(rank - kept[-1]))
@@ -261,13 +261,13 @@ def grown(problem: Problem, root: Group, size: int) -> list[Group]:
 
 
 def in_own_windows(group: Group) -> Group:
-    """Two ranks at most that a search for the span may begin with in their own windows: that of the group's window first."""
+    """At most two ranks, each in its window, with which a search for the span begins: first that of the group's window."""
     ranks = group.ranks if group.whose < 0 else tuple(dict.fromkeys((group.whose, *group.ranks)))
     return Group(ranks[:2], own=True)
 
 
 def all_ranks(problem: Problem, firsts: list[Group]) -> list[Group]:
-    """All ranks, where there are not too many: each given group's first as the first, lean, in its window; then whole."""
+    """Groups of all ranks, if few: a lean one for each given group, with its first rank and window; then one not lean."""
     if problem.ranks > MAX_LEAN_RANKS:
         return []
     groups = [

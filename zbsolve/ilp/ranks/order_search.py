@@ -1,13 +1,13 @@
-"""The compiled search for an order of the passes of some ranks within a window. Its states are partial orders; each level
-places one more pass.
+"""The compiled search for an order of the passes of some ranks within a window. Its states are partial orders. Each level
+of the search places one more pass.
 
 Of two states that have placed the same passes, one that is nowhere earlier is dropped (dominance). At most `breadth` of the
 others are kept. Each further one is merged into the most similar kept one, with the earlier of both times everywhere, which
 only relaxes the problem (a relaxed decision diagram; Andersen et al., 2007).
 
-For the span the windows of several ranks count at once. The time between their begins is unknown, so each window has its own
-clock, on which an order's times are longest paths from the window's begin. An order is left out where another is as good on
-every clock.
+For the span, the windows of several ranks count at once. The time between the begins of two windows is unknown. So each
+window has its own clock: on it, the times of an order are longest paths from the begin of this window. An order is dropped
+only where another one is as good on every clock.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from .pruning import hopeless, not_dominated, reduced
 from .search_tables import Tables, TableWindows, ToGo, in_window, tables_of, windows_of
 
 REFUTED, FITS, MERGED, TOO_MANY = 0, 1, -1, -2  # answers of a search for a window; see `end_losses.Answer`
-COMPARED_PER_STATE = 64  # comparing this many pairs of states takes as long as trying one state
+COMPARED_PER_STATE = 64  # comparing so many pairs of states takes as long as trying one state
 
 
 class Limits(NamedTuple):
-    """Limits of a search. breadth: states kept with the same positions; states: tried in all; steady: whether each level may
-    take at most twice what `states` allows on average."""
+    """Limits of a search. breadth: how many states with the same positions are kept; states: how many are tried in all;
+    steady: whether the states tried up to each level are limited to twice their even share of `states`."""
 
     breadth: int
     states: int
@@ -60,8 +60,8 @@ class Induction(NamedTuple):
 
 
 class Clocks(NamedTuple):
-    """Further windows. tables: of the first window; further: data of the others (`TableWindows`); window: their length, µs;
-    starts: when the next pass of each lane could start in each, µs, shape (windows, lanes), for the current state."""
+    """Further windows. tables: those of the first window; further: data of the others; window: the length of each, µs;
+    starts: µs, shape (windows, lanes), when each lane's next pass could start in each of them, for the current state."""
 
     tables: Tables
     further: TableWindows
@@ -73,13 +73,13 @@ class Clocks(NamedTuple):
 def search_orders(
     lanes: Lanes, window: int, limits: Limits, induction: Induction, incumbent: Ints, wanted: int, to_go: ToGo
 ) -> tuple[int, int, int]:
-    """Search whether an order of the passes of `lanes` fits the window, µs, and further windows of that length
-    (`Lanes.windows`). Returns three numbers. The answer: `FITS` where one does; `REFUTED` where none does; `MERGED` where
-    one fits but states were merged (or, in an induction, as soon as they are); `TOO_MANY` where the limits were reached. The
-    states tried, where each window counts, and `COMPARED_PER_STATE` comparisons count as one. The most passes of a lane that
-    any state had placed.
-    `FITS` too as soon as the incumbent's value (one number, which another thread may lower meanwhile) is below the one
-    that is `wanted` as a bound.
+    """Search for an order of the passes of `lanes` that fits the window, µs, and further windows of that length
+    (`Lanes.windows`). Returns three numbers:
+    * The answer. `REFUTED`: none fits. `MERGED`: one fits, but states were merged (an induction ends as soon as they are).
+      `TOO_MANY`: the limits were reached. `FITS`: one fits; or the incumbent's value (one number, which another thread may
+      lower meanwhile) is below the bound that is `wanted`, and the search ends.
+    * The states tried, once for each window; `COMPARED_PER_STATE` comparisons count as one.
+    * The most passes of a lane that any state had placed.
     """
     count, m = lanes.head.shape
     shift, states_allowed = induction.shift, limits.states
@@ -96,7 +96,7 @@ def search_orders(
             allowed = min(states_allowed, 2 * states_allowed * (placed + 1) // (count * m))
         n, more, new = _next_level(tables, further, states, window, allowed - tried, shift == 0)
         tried += more
-        for s in range(len(states.position)):  # what was tried has one more
+        for s in range(len(states.position)):  # states that were tried have one pass more
             front = max(front, int(states.position[s].max()) + 1)
         if n <= 0:
             return n, tried, front
@@ -123,20 +123,20 @@ def search_orders(
 def _next_level(
     tables: Tables, further: TableWindows, states: States, window: int, most: int, swaps: bool
 ) -> tuple[int, int, States]:
-    """The states with one pass more: how many there are (`TOO_MANY`: more than `most` were tried), how many were tried, and
+    """The states with one more pass: how many there are (`TOO_MANY`: more than `most` were tried), how many were tried, and
     the states.
 
-    The rank that is free first goes on. Another one does only where a pass of the first waits for a pass that is not placed.
-    So every schedule can be built. Orders are left out where one as good remains:
-    * An order with idle time in which a pass fits that could start then. A pass that takes no memory can be moved there; so
-      can one of its rank's only lane that takes any, as all passes in between take none.
-    * An order in which two passes of a rank in a row could have changed places, where no pass waits for the first and it
-      takes time. (They cannot where idle time is between them, whether that is counted as taken or not; see `pruning`.) Only
-      with `swaps`: tails that are too short would let too much be left out.
-    * An order with a pass of a lane while a twin's next pass could start then, and has as long a tail or a longer one (of
-      equals the first lane's): see `_after_twin`. Only with `swaps`.
-    Each rule needs its times to hold in every window. A time that no path from a window's begin leads to is not known there.
-    It limits nothing, before and after an exchange.
+    The next pass goes on the rank that is free first, or on one that `ranks_to_extend` adds. So every schedule can be built.
+    An order is left out by these rules, since one that is as good remains:
+    * A rank is idle before the pass, and another pass of its next ones would fit into that idle time. It can be moved there
+      if it takes no memory. It also can if its lane is the only one of the rank that takes any: passes in between take none.
+    * The pass could change places with the one right before it on its rank, which takes time and which no pass waits for.
+      (There is no idle time between them, also none that `pruning` counts as taken.) Only with `swaps`: the tails of an
+      induction may be too short, and then the rule would leave out too much.
+    * A twin's next pass could start as early, and its tail is longer, or as long and its lane an earlier one. See
+      `_after_twin`. Only with `swaps`.
+    Each rule must hold in every window. Where no path leads from a window's begin to a pass, its time there is unknown. It
+    limits nothing in that window, before and after an exchange.
     """
     lanes, ranks, passes, pairs = tables.lanes, tables.ranks, tables.passes, tables.pairs
     position, free, last, arrivals, early = states
@@ -144,7 +144,7 @@ def _next_level(
     new = room_for(states, most_arrivals_next(position, lanes, pairs), len(free) * count)
     new_position, new_free, new_last, new_arrivals, new_early = new
     start, used, turn = np.empty(count, np.int64), np.empty(len(ranks), np.int64), np.empty(len(ranks), np.bool_)
-    own, starts = len(ranks), np.empty((len(further.ranks), count), np.int64)
+    n_ranks, starts = len(ranks), np.empty((len(further.ranks), count), np.int64)
     clocks = Clocks(tables, further, window, starts)
     n = tried = 0
     for s in range(len(free)):
@@ -152,11 +152,11 @@ def _next_level(
         for a in range(count):
             used[lanes[a].rank] += position[s, a] * (lanes[a].taken - lanes[a].freed)
         size = arrivals_of(position[s], pairs)
-        next_starts(tables, position[s], free[s, :own], arrivals[s, :size], start)
+        next_starts(tables, position[s], free[s, :n_ranks], arrivals[s, :size], start)
         for k in range(len(further.ranks)):
             here = in_window(tables, further, k)
-            next_starts(here, position[s], *_times_in(k, own, free[s], size, arrivals[s]), starts[k])
-        ranks_to_extend(tables, position[s], free[s, :own], turn)
+            next_starts(here, position[s], *_times_in(k, n_ranks, free[s], size, arrivals[s]), starts[k])
+        ranks_to_extend(tables, position[s], free[s, :n_ranks], turn)
         for a in range(count):
             lane = lanes[a]
             r, end = lane.rank, start[a] + lane.duration
@@ -190,9 +190,9 @@ def _next_level(
             new_position[n] = position[s]
             new_position[n, a] += 1
             new_size = arrivals_of(new_position[n], pairs)
-            own_free, own_arrivals = new_free[n, :own], new_arrivals[n, :new_size]
-            next_arrivals(lanes, pairs, a, position[s], arrivals[s, :size], own_free, own_arrivals)
-            if hopeless(tables, new_position[n], own_free, own_arrivals, window):
+            first_free, first_arrivals = new_free[n, :n_ranks], new_arrivals[n, :new_size]
+            next_arrivals(lanes, pairs, a, position[s], arrivals[s, :size], first_free, first_arrivals)
+            if hopeless(tables, new_position[n], first_free, first_arrivals, window):
                 continue
             looked, late = _placed_everywhere(clocks, states, s, a, new, n)
             tried += looked
@@ -206,10 +206,9 @@ def _next_level(
 
 
 @kernel
-def _times_in(k: int, own: int, free: Times, size: int, arrivals: Times) -> tuple[Times, Times]:
-    """Of one state's times those on the clock of further window k. own: how many ranks there are; size: how many arrivals a
-    window."""
-    return free[own * (k + 1) : own * (k + 2)], arrivals[size * (k + 1) : size * (k + 2)]
+def _times_in(k: int, n_ranks: int, free: Times, size: int, arrivals: Times) -> tuple[Times, Times]:
+    """The times (free, arrivals) of one state on the clock of further window k. size: how many arrivals a window has."""
+    return free[n_ranks * (k + 1) : n_ranks * (k + 2)], arrivals[size * (k + 1) : size * (k + 2)]
 
 
 @kernel
@@ -225,16 +224,16 @@ def _fits_before(starts: Ints, a: int, b: int, duration: int) -> bool:
 @kernel
 def _swap_everywhere(clocks: Clocks, states: States, s: int, a: int, w: int) -> bool:
     """Whether the next pass of lane a and the last pass of lane w, right before it on the rank, could change places in every
-    further window. Only its own tail must then still fit, as no pass waits for it. A window that says nothing of a's start
-    says nothing of w's, as w ran before a."""
+    further window. No pass waits for that of w, so only its own tail must then still fit. A window where the start of a is
+    unknown limits w neither, as w ran before a."""
     tables, further, window, starts = clocks
-    lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
+    lanes, pairs, n_ranks = tables.lanes, tables.pairs, len(tables.ranks)
     position, r = states.position[s], lanes[a].rank
     size = arrivals_of(position, pairs)
     for k in range(len(starts)):
         if starts[k, a] < WINDOW_BEGIN:
             continue
-        free, arrivals = _times_in(k, own, states.free[s], size, states.arrivals[s])
+        free, arrivals = _times_in(k, n_ranks, states.free[s], size, states.arrivals[s])
         passes = further.passes[k]
         if starts[k, a] != free[r] or free[r] + lanes[a].duration + passes[w, position[w] - 1].tail > window:
             return False
@@ -245,15 +244,15 @@ def _swap_everywhere(clocks: Clocks, states: States, s: int, a: int, w: int) -> 
 
 @kernel
 def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: States, n: int) -> tuple[int, bool]:
-    """Fill in the times of new state n in further windows; n is state s with lane a's next pass. Returns in how many windows
-    before one is too short, and whether one is."""
+    """Fill in the times of new state n, which is state s with lane a's next pass, in further windows. Returns how many
+    windows were looked at, and whether the last of these is too short."""
     tables, further, window, starts = clocks
-    lanes, pairs, own = tables.lanes, tables.pairs, len(tables.ranks)
+    lanes, pairs, n_ranks = tables.lanes, tables.pairs, len(tables.ranks)
     position, lane = states.position[s], lanes[a]
     size, new_size = arrivals_of(position, pairs), arrivals_of(new.position[n], pairs)
     for k in range(len(starts)):
-        _, arrivals = _times_in(k, own, states.free[s], size, states.arrivals[s])
-        new_free, new_arrivals = _times_in(k, own, new.free[n], new_size, new.arrivals[n])
+        _, arrivals = _times_in(k, n_ranks, states.free[s], size, states.arrivals[s])
+        new_free, new_arrivals = _times_in(k, n_ranks, new.free[n], new_size, new.arrivals[n])
         new_free[lane.rank] = starts[k, a] + lane.duration if starts[k, a] >= WINDOW_BEGIN else 0
         if new_free[lane.rank] + further.passes[k, a, position[a]].tail > window:
             return k + 1, True
@@ -270,12 +269,12 @@ def _after_twin(tables: Tables, further: TableWindows, position: Positions, star
     start: µs, of the next pass of each lane (−1: it waits for a pass that is not placed), shape (lanes,).
     starts: the same in further windows, shape (windows, lanes).
 
-    Twins (see `Tables`) take no memory, free as much as each other and run as long, and no pass waits for them. Let y be
-    lane a's next pass, and x a twin's next pass that could run in y's place. Then x takes y's place, y the place of its
-    lane's next pass, and so on. The last pass of y's lane before x's old place takes that. No other pass moves, and memory
-    stays as it is. Passes of y's lane run later. The last of them ends where x ended, and its tail is no longer than y's,
-    which is no longer than x's. Start times stay, so this undoes no other exchange. The first place that changes gets the
-    longer tail, or of equal ones the first lane, so exchanges come to an end.
+    Twins (see `Tables`) take no memory, free equal bytes and run equally long, and no pass waits for them. Let y be lane a's
+    next pass, and x a twin's next pass, which could run in y's place. *Exchange.* x takes y's place, y takes the place of
+    the next pass of its lane, and so on. The last pass of y's lane before x's old place takes that place. No other pass
+    moves, and memory stays as it is. The passes of y's lane then end no later than x did. Their tails are no longer than
+    y's, which is no longer than x's. So they fit the window. The set of start times stays, so this undoes no other exchange.
+    The first place that changes gets a longer tail, or of equal tails an earlier lane, so exchanges come to an end.
     """
     lanes, passes = tables.lanes, tables.passes
     own = passes[a, position[a]].tail

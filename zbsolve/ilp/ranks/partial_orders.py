@@ -1,4 +1,4 @@
-"""Partial orders of the passes of some ranks, as arrays, and how one grows by a pass: compiled parts of the search."""
+"""Partial orders of the passes of some ranks, as arrays, and how one more pass changes them. Compiled."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class States(NamedTuple):
 
     position: int16, shape (n, lanes): how many passes of each lane are placed.
     free: int32, shape (n, windows × ranks): when each rank is free.
-    last: int8, shape (n, ranks): the lane that ran last on each rank; −1 where that is not known or none did.
-    arrivals: int32, shape (n, longest): when passes whose forerunner has run may start, a queue for every record of
-      `Tables.pairs`, one queue after the other, all of one window before those of the next; what stands behind the last
-      queue means nothing.
+    last: int8, shape (n, ranks): the lane that ran last on each rank; −1 where that is unknown, or none ran.
+    arrivals: int32, shape (n, longest): when passes whose forerunner has run may start. Each record of `Tables.pairs` has a
+      queue of these. The queues of one window follow one another, then those of the next window. Entries behind the last
+      queue have no meaning.
     early: bool, shape (n,): whether all passes placed end as early as an induction needs it (see `order_search.Induction`).
     """
 
@@ -37,14 +37,14 @@ class States(NamedTuple):
 
 @kernel
 def empty_order(lanes: int, ranks: int, windows: int) -> States:
-    """One state: no pass is placed; windows: how many further ones there are."""
+    """The state in which no pass is placed. windows: how many further windows there are."""
     position, free = np.zeros((1, lanes), np.int16), np.zeros((1, ranks * (1 + windows)), np.int32)
     return States(position, free, np.full((1, ranks), -1, np.int8), np.zeros((1, 0), np.int32), np.ones(1, np.bool_))
 
 
 @kernel
 def windows_in(states: States) -> int:
-    """How many windows the times of states are for."""
+    """How many windows the states have times for."""
     return int(states.free.shape[1] // states.last.shape[1])
 
 
@@ -77,7 +77,7 @@ def arrivals_of(position: Positions, pairs: Records) -> int:
 
 @kernel
 def most_arrivals_next(position: Positions, lanes: Records, pairs: Records) -> int:
-    """The most arrivals a window that a state may have once a pass more is placed; position: shape (n, lanes)."""
+    """The most arrivals that a state may have in a window once one more pass is placed. position: shape (n, lanes)."""
     longest = 0
     for s in range(len(position)):
         longest = max(longest, arrivals_of(position[s], pairs))
@@ -89,8 +89,8 @@ def most_arrivals_next(position: Positions, lanes: Records, pairs: Records) -> i
 
 @kernel
 def next_starts(tables: Tables, position: Positions, free: Times, arrivals: Times, start: Ints) -> None:
-    """Fill `start`, µs, shape (lanes,), for one state: when each lane's next pass could start, memory aside; −1 where a
-    forerunner has not been placed, or where all of the lane's passes are."""
+    """Fill `start`, µs, shape (lanes,), for one state: when each lane's next pass could start, if memory had room; −1 where
+    a forerunner is not placed, or no pass of the lane is left."""
     lanes, passes, waits, pairs = tables.lanes, tables.passes, tables.waits, tables.pairs
     m = passes.shape[1]
     for a in range(len(lanes)):
@@ -112,22 +112,22 @@ def next_starts(tables: Tables, position: Positions, free: Times, arrivals: Time
 def ranks_to_extend(tables: Tables, position: Positions, free: Times, turn: Bools) -> None:
     """Fill `turn`, bool, shape (ranks,), for one state: whether the search places a next pass on the rank.
 
-    It does on the rank that is free first. It does on another rank only where every rank that is free before has no pass
-    left, or has a next pass that waits for nothing but passes of other ranks that are not placed.
+    It does on the rank that is free first. It does on another rank only if each rank that is free earlier has no pass left,
+    or has a lane whose next pass waits for passes of other ranks that are not placed, and for none of its own rank.
     """
     lanes, waits, m = tables.lanes, tables.waits, tables.passes.shape[1]
-    turn[:] = True  # so far no rank keeps another one waiting
+    turn[:] = True  # for now: whether ranks that are free later need not wait for this one
     for a in range(len(lanes)):
         if position[a] < m:
             turn[lanes[a].rank] = False
     for a in range(len(lanes)):
-        own, other = position[a] == m, False
+        on_own, on_other = position[a] == m, False
         for x in range(lanes[a].wait_first, lanes[a].wait_last):
             b = waits[x].before
             if position[b] <= position[a]:
-                own = own or lanes[b].rank == lanes[a].rank
-                other = other or lanes[b].rank != lanes[a].rank
-        if other and not own:
+                on_own = on_own or lanes[b].rank == lanes[a].rank
+                on_other = on_other or lanes[b].rank != lanes[a].rank
+        if on_other and not on_own:
             turn[lanes[a].rank] = True
     first = -1
     for q in range(len(free)):
@@ -155,8 +155,8 @@ def could_start(passes: Records, pairs: Records, a: int, then: int, position: Po
 def next_arrivals(
     lanes: Records, pairs: Records, lane: int, position: Positions, arrivals: Times, free: Times, new_arrivals: Times
 ) -> None:
-    """Fill `new_arrivals` for a state of these positions and arrivals after `lane`'s next pass has run until its rank is
-    free (`free`). An arrival before the pass could start anyway, after all of its lane ahead of it, counts as then."""
+    """Fill `new_arrivals` for a state after `lane`'s next pass. position, arrivals: before that; free: when ranks are free
+    after it. An arrival counts as no earlier than its pass could start anyway, after all passes of its lane ahead of it."""
     end = free[lanes[lane].rank]
     at, n = 0, 0
     for k in range(len(pairs)):

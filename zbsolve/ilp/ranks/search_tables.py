@@ -1,7 +1,7 @@
-"""The tables of records that the compiled search reads about the ranks that it orders, made once for each search.
+"""Tables of records about the ranks that a search orders. They are made once for each search, and compiled code reads them.
 
-A compiled function counts a reference to every array that it gets, so its inner functions pass on one table of records
-faster than a dozen arrays.
+A compiled function counts references to each array that it gets. So inner functions get one table of records in place of a
+dozen arrays, which is faster.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PAIR = record("before after lag queue")
 
 
 class ToGo(NamedTuple):
-    """Least times to go (see `times_to_go`): rows of (key of positions, µs). Those of rank r are first[r]:first[r + 1]; a
-    rank without known times has none."""
+    """Least times to go (see `times_to_go`): rows of (key of positions, µs). Rank r has the rows first[r]:first[r + 1], none
+    if its times are unknown."""
 
     first: Ints
     rows: Ints
@@ -37,7 +37,7 @@ NOTHING_KNOWN = ToGo(np.zeros(1, np.int64), np.zeros((0, 2), np.int64))
 
 @kernel
 def place_of_key(rows: Ints, first: int, size: int, key: int) -> int:
-    """The row of this key among `size` rows (a power of two) from `first` on; an empty row (key −1) where it is absent."""
+    """The row of this key among `size` rows (a power of two) from `first` on; if it is absent, an empty row (key −1)."""
     at = (key * 0x1E3779B97F4A7C15 >> 20) & (size - 1)
     while rows[first + at, 0] != key and rows[first + at, 0] >= 0:
         at = (at + 1) & (size - 1)
@@ -48,16 +48,16 @@ class Tables(NamedTuple):
     """The lanes of some ranks, as `Lanes` has them. Times in µs, memory in bytes.
 
     lanes: records of rank, duration, taken, freed; unawaited, 1 where the lane takes nothing and no lane waits for it;
-      twins, the first lane that is like it (see `_twins`); wait_first:wait_last, its rows of `waits`; into_first:into_last,
-      its places in `into`.
+      twins, the first lane that is interchangeable with it (see `_twins`); wait_first:wait_last, its rows of `waits`;
+      into_first:into_last, its places in `into`.
     ranks: records of capacity and slack; takers, how many lanes of the rank take memory; go_first and go_size, its rows of
       `to_go`.
     passes: shape (lanes, microbatches), records of head and tail; behind, see `order_search.Induction`; end, the least end
       of the pass in the state that `pruning` looks at.
-    waits: records of (before, lag): a lane that a lane waits for, pass j for pass j.
-    pairs: records of (before, after, lag) for the waits with a lag above 0 or between two ranks; for all others the rank is
-      free only when the later one may start. queue: where the pair's arrivals begin in the state that `pruning` looks at.
-    into: the pairs whose later lane is a lane. held, end_energy: see `Lanes`; to_go: see `ToGo`.
+    waits: records of (before, lag): pass j of a lane waits for pass j of lane `before`.
+    pairs: records of (before, after, lag) for waits with a lag above 0 or between two ranks. Other waits need none: when the
+      rank is free, the earlier pass has ended. queue: where the pair's arrivals begin in the state that `pruning` looks at.
+    into: rows of `pairs`, by the lane that is `after`. held, end_energy: see `Lanes`; to_go: see `ToGo`.
     """
 
     lanes: NDArray[Any]
@@ -126,7 +126,7 @@ def tables_of(lanes: Lanes, behind: Ints, to_go: ToGo) -> Tables:
 
 @kernel
 def _waits(table: Records, lag: Ints) -> tuple[Records, Records, Ints]:
-    """The waits and pairs of lags, µs, shape (lanes, lanes), −1: none; and where each lane of `table` finds its own."""
+    """The waits, pairs and `into` of lags, µs, shape (lanes, lanes), −1: none. Lanes of `table` get their rows of these."""
     count = len(lag)
     waits, pairs = np.empty(lag.size, WAIT), np.empty(lag.size, PAIR)
     n = 0
@@ -154,9 +154,9 @@ def _waits(table: Records, lag: Ints) -> tuple[Records, Records, Ints]:
 
 @kernel
 def _twins(table: Records, tail: Ints, further: Ints) -> None:
-    """Note for each lane the first one that is like it, or itself: unawaited, on one rank, as long, freeing as much. Only
-    lanes count whose tails, µs, shape (lanes, microbatches), never rise, nor those of further windows, shape (windows,
-    lanes, microbatches): passes one behind the other have such tails."""
+    """Fill in `twins`: for each lane the first one that is interchangeable with it, or itself. Both are unawaited, on one
+    rank, of equal duration, and free equal bytes. Their tails, µs, shape (lanes, microbatches), must not rise from pass to
+    pass, nor those of further windows, shape (windows, lanes, microbatches); tails of passes that run in sequence do not."""
     for a in range(len(table)):
         lane = table[a]
         lane.twins = a

@@ -1,19 +1,20 @@
-"""What is left of a step on one rank at least, once some of its passes have run: a table that searches over ranks read.
+"""Times to go: the least time that a rank still needs once some of its passes have run, in tables for searches over ranks.
 
-A rank runs its passes one after the other, so a partial order splits them in two: those placed, and the rest. Let P say how
-many passes of each of its lanes are placed. h(P) is the least time from the start of the first one of the rest to the end
-of the window, over all orders of the rest that keep the order of lanes, lags between passes of one microbatch, the
-capacity, and the tails behind passes.
+A rank runs its passes one after the other, so a partial order divides them into those that are placed and the rest. Let P
+be the positions: how many passes of each lane of the rank are placed. The time to go h(P) is the least time from the start
+of the first pass of the rest to the end of the window. It is the least over all orders of the rest that keep the order of
+lanes, the lags between passes of one microbatch, the capacity, and the tails of passes.
 
-A partial order whose rank is free at t, and goes on at t or later, ends no earlier than t + h(P). So it is dropped where
-that is behind the window. *Proof.* What completes it runs the rest on this rank at t or later. The order of the rest, alone
-and without what was placed, keeps lanes, lags and tails. Memory holds what passes placed have left, which P says. So the
-rest is among the orders that h(P) is the least of. ∎ Where no order of the rest fits the memory, nothing completes it.
+A search drops a partial order if t + h(P) is behind the end of the window, where the rank goes on at t or later. *Proof.*
+Whatever completes the partial order runs the rest on this rank at t or later. The order of the rest, taken alone, keeps
+lanes, lags and tails. When it begins, memory holds what the placed passes have left there, which P determines. So it is
+one of the orders that h(P) is the least of. ∎ If no order of the rest fits the memory, nothing completes P.
 
-**Search.** With time turned round, the rest of P is a partial order that begins at the window's end. All such partial orders
-are looked at, pass by pass. No exchange of passes leaves any out: those that the search forwards does without, and those
-that this one would, need not be the same. Of partial orders with the same passes one that is nowhere earlier is dropped.
-Beyond a breadth of these they are merged, the earlier time counting everywhere. Both keep the least time, or lower it.
+**Search.** With time reversed, the rest of P is a partial order that begins at the end of the window. The search builds all
+of these, one pass at a time. It has no rules that exchange passes (see `order_search`), since the orders that such rules
+drop forwards and backwards in time need not be the same. Of two partial orders with the same passes, one that is nowhere
+earlier is dropped. If more than `BREADTH` are left, the others are merged into these, with the earlier time everywhere.
+Both steps keep the least time or lower it.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from .pruning import reduced
 from .search_tables import NOTHING_KNOWN, Tables, ToGo, place_of_key, tables_of
 
 BREADTH = 1  # partial orders with the same passes that are kept apart
-# Of the partial orders of a search a table may take such a part, and each takes such a part of the time.
+# A table may try this part of a search's partial orders, and one of them takes this part of the time of one of the search.
 STATES_PART, TIME_PART = 2, 4
 NO_LIMIT = 1 << 62  # keys are below, too
 NO_TABLE = np.zeros((0, 2), np.int64)
 
 
 class _Made(NamedTuple):
-    """A table, the largest window, µs, that it holds for, and how many partial orders it was allowed."""
+    """A table; within: the largest window that it holds for, µs; allowed: the partial orders that its search could try."""
 
     table: Ints
     within: int
@@ -54,17 +55,17 @@ class _Made(NamedTuple):
 
 
 class TimesToGo:
-    """The tables made so far. Groups that have a rank in common have its table in common."""
+    """The tables made so far. Groups of ranks share the table of a rank that they have in common."""
 
     def __init__(self) -> None:
         self.made: dict[bytes, _Made] = {}
 
     def of(self, lanes: Lanes, window: int, within: int, states: int) -> tuple[ToGo, int]:
-        """The tables of the ranks that these lanes' window is about, and how many partial orders were tried for them now.
+        """The tables of the ranks whose window these lanes are about, and the cost of new ones in partial orders.
 
-        They hold for the window, µs; new ones are made for all windows of up to `within` µs, for a search that may try
-        `states` partial orders. A rank that needs too many has an empty one, and so has one alone: a table takes as long as
-        its search.
+        window: the tables must hold for it, µs. within: new ones are made for all windows up to this, µs. states: partial
+        orders that the search may try. The table of a rank is empty where it would need too many of them. A rank that is
+        searched alone has none, since a table takes as long as that search.
         """
         if len(lanes.capacity) == 1:
             return NOTHING_KNOWN, 0
@@ -80,19 +81,19 @@ class TimesToGo:
         return ToGo(first, np.concatenate(tables)), tried // TIME_PART
 
     def _table(self, turned: Lanes, window: int, within: int, states: int) -> tuple[Ints, int]:
-        """The table of one rank's lanes, made where there is none; and how many partial orders that took."""
+        """The table of one rank's lanes, made if it is not known, and how many partial orders that took."""
         key = b"".join(column.tobytes() for column in turned[:-1])
         made = self.made.get(key)
         if made is not None and window <= made.within and (len(made.table) or states <= made.allowed):
             return made.table, 0
-        within = max(window, within)  # what is cut shorter than the window is no proof there
+        within = max(window, within)  # a table made for a shorter window proves nothing here
         keys, least, tried = _times(turned, NOTHING_KNOWN, within, BREADTH, states)
         self.made[key] = _Made(_hashed(keys, least), within, states)
         return self.made[key].table, int(tried)
 
 
 def turned_round(lanes: Lanes, rank: int, own: Ints) -> Lanes:
-    """The lanes `own` of a rank alone with time turned round, other lanes as lags; tails are heads, and heads tails."""
+    """The lanes `own` of one rank with time reversed; other lanes become lags. Heads become tails, and tails heads."""
     far, back = lanes.lag.copy(), own[::-1]
     for k, duration in enumerate(lanes.duration.tolist()):
         into, out = far[:, k, None], far[k]
@@ -116,9 +117,9 @@ def turned_round(lanes: Lanes, rank: int, own: Ints) -> Lanes:
 
 @kernel
 def _times(lanes: Lanes, nothing: ToGo, window: int, breadth: int, most: int) -> tuple[Ints, Ints, int]:
-    """Of lanes turned round: keys of positions, and the least time to go, µs, of each from which on what is before may fit
-    the window; and how many partial orders were tried. No key where these were more than `most`. nothing: a `ToGo` without
-    a rank."""
+    """The table of lanes with time reversed: keys of positions, the least time to go of each, µs; and how many partial
+    orders were tried. Positions are left out where the passes before them cannot fit the window. There is no key if more
+    than `most` were tried. nothing: a `ToGo` without a rank."""
     count, m = lanes.head.shape
     tables = tables_of(lanes, lanes.tail, nothing)
     states = empty_order(count, 1, 0)
@@ -128,7 +129,7 @@ def _times(lanes: Lanes, nothing: ToGo, window: int, breadth: int, most: int) ->
             key = 0
             for a in range(count):
                 key = key * (m + 1) + m - states.position[s, count - 1 - a]
-            if n > 0 and keys[n - 1] == key:  # those with the same positions are side by side, but where `_keys` agree
+            if n > 0 and keys[n - 1] == key:  # equal positions are adjacent, unless hashes collide
                 least[n - 1] = min(least[n - 1], states.free[s, 0])
                 continue
             if n == len(keys):
@@ -148,8 +149,8 @@ def _times(lanes: Lanes, nothing: ToGo, window: int, breadth: int, most: int) ->
 
 @kernel
 def _with_one_more(tables: Tables, states: States, window: int) -> tuple[States, int, int]:
-    """The partial orders of one rank with one pass more, how many there are, and how many were tried: the others leave too
-    little of the window, µs, for all other passes."""
+    """The partial orders of one rank with one more pass, how many they are, and how many were tried. Those that leave too
+    little of the window, µs, for all other passes are tried, but not returned."""
     lanes, pairs, passes, capacity = tables.lanes, tables.pairs, tables.passes, tables.ranks[0].capacity
     count, m = passes.shape
     n = tried = 0
@@ -179,8 +180,8 @@ def _with_one_more(tables: Tables, states: States, window: int) -> tuple[States,
 
 @kernel
 def _hashed(keys: Ints, least: Ints) -> Ints:
-    """Rows of (key, least time to go), at the places where `place_of_key` looks for them; a power of two of them, the empty
-    ones with key −1. None where there is no key. Of a key that comes twice the least time counts."""
+    """A hash table: rows of (key, least time to go), where `place_of_key` looks for them. Their number is a power of two,
+    or 0 if there are no keys. Empty rows have the key −1. If a key comes twice, its least time counts."""
     size = 0 if len(keys) == 0 else 2
     while size < 2 * len(keys):
         size *= 2

@@ -48,9 +48,9 @@ def arcs_of_rounds(rounds: Rounds) -> RoundArcs:
 
 
 class PeriodicModel:
-    """One round around a circle of `period` µs, lanes in order; `model` is open for more constraints.
+    """CP-SAT's model of a schedule that repeats one round every `period` µs, lanes in order. Open for constraints.
 
-    Raises BadInput where a pass occupies several streams or the period is no time, Infeasible where a rank's work is longer.
+    Raises BadInput where a pass occupies several streams or the period is below 1 µs, Infeasible where a rank has more work.
     """
 
     def __init__(self, rounds: Rounds, period: int) -> None:
@@ -92,14 +92,14 @@ class PeriodicModel:
             slot.append(within)
         for i, j, lag, distance in zip(*(column.tolist() for column in arcs), strict=True):
             model.add(offset[j] + self.period * distance >= offset[i] + self.duration[i] + lag)
-        # All others follow, in its own round, the only pass that waits for none of it.
+        # If only one pass waits for none of its round, all others of the round follow it.
         sources = np.setdiff1d(np.arange(len(offset)), arcs.after[arcs.distance == 0])
-        if len(sources) == 1:  # nothing changes when the whole block moves
+        if len(sources) == 1:  # moving the whole block changes nothing
             model.add(offset[int(sources[0])] == 0)
         return offset, slot
 
     def _streams(self) -> None:
-        """A stream runs one pass at a time around the circle: no two passes overlap on two turns of it, side by side."""
+        """A stream runs one pass at a time, also across the end of a period: no passes overlap in two periods in a row."""
         streams = self.rounds.problem.passes.streams[self.rounds.rows]
         for stream in np.unique(streams).tolist():
             turns = [
@@ -110,8 +110,8 @@ class PeriodicModel:
             self.model.add_no_overlap(turns)
 
     def held(self) -> list[cp_model.LinearExprT]:
-        """The most bytes on each rank. An edge that is held for q periods and a rest counts q times always, and once more
-        while the rest lasts."""
+        """The most bytes on each rank. An edge that holds its bytes for q periods and a rest counts q times always, and once
+        more during the rest."""
         e, rounds, model, period = self.rounds.problem.edges, self.rounds, self.model, self.period
         result: list[cp_model.LinearExprT] = []
         holding = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
@@ -135,16 +135,16 @@ class PeriodicModel:
 
 
 ANNEALING_ROUNDS = 1000  # of annealing a block of one period
-MAX_POLICIES = 40  # of the list scheduler, whose schedules are looked at
+MAX_POLICIES = 40  # how many policies the list scheduler makes schedules of
 
 
 @dataclass(frozen=True)
 class SteadyState:
     """The best steady state found.
 
-    schedule: holds on the problem; its order, repeated, takes `time` µs a round of `microbatches`. bound: no schedule's
-    rounds take less in the mean, µs, for the reason `proof`. strict: no strictly periodic schedule, a round a period, has a
-    shorter period, µs. work: of the busiest rank a round, µs.
+    schedule: valid for the problem; its order, repeated, takes `time` µs for a round of `microbatches`. bound: on the mean
+    time of a round in any schedule, µs, for the reason `proof`. strict: a lower bound, µs, on the period of strictly
+    periodic schedules, which run one round a period. work: µs of the busiest rank in a round.
     """
 
     schedule: Schedule
@@ -157,9 +157,9 @@ class SteadyState:
 
 
 def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: Sequence[Schedule] = ()) -> SteadyState:
-    """The least mean time of a round in which training goes on for ever within the problem's memory.
+    """The least mean time of a round if training goes on for ever within the problem's memory.
 
-    known: schedules to start from, where they hold, beside the named ones.
+    known: schedules to start from, if valid, beside the named ones.
 
     Raises Infeasible where no strictly periodic schedule fits the memory, NotFound where none was found in time, BadInput
     (see `rounds_of`, and where a pass occupies several streams).
@@ -175,7 +175,7 @@ def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: 
     strict = ceil(bound)  # nothing below is possible
     top = int(problem.passes.duration[rounds.rows].sum() + rounds.edges.lag.sum())  # one pass after the other
     share = 0.5
-    low = tried = max(1, strict)  # the bound itself first: mostly it is reached
+    low = tried = max(1, strict)  # the bound itself first, since it is mostly reached
     while (best is None or best[0] > low) and clock.left > 0:
         status, periodic = _periodic_within(rounds, tried, max(0.1, min(clock.left, seconds / 4)), seed)
         if periodic is not None:
@@ -183,7 +183,7 @@ def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: 
         elif status == cp_model.INFEASIBLE:
             low = strict = tried + 1
         else:
-            low, share = tried + 1, 0.75  # perhaps there is one: not looked for again, and nothing proven
+            low, share = tried + 1, 0.75  # unknown: not tried again, and nothing is proven
         if strict > top:
             raise Infeasible("period: the memory fits no schedule that repeats, however seldom")
         tried = top if best is None else low + int(share * (ceil(best[0]) - 1 - low))
@@ -193,8 +193,8 @@ def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: 
 
 
 def _quick_schedules(problem: Problem) -> Iterator[Schedule]:
-    """Schedules of which many repeat: named ones, 1F1B with less in flight, a serial one, and those that the list scheduler
-    makes of its likeliest policies."""
+    """Schedules that are quickly made and often repeat: named ones, 1F1B with fewer microbatches in flight, a serial one,
+    and those of the list scheduler's likeliest policies."""
     yield from (schedule for _, schedule in presets_of(problem))
     for most in range(problem.ranks - 1, 0, -1):
         with suppress(BadInput):
@@ -219,7 +219,7 @@ def _from_blocks(problem: Problem, seed: int) -> Iterator[Schedule]:
 
 
 def _serial_schedule(problem: Problem) -> Schedule:
-    """One microbatch after the other, updates where their rounds end. It needs the least memory."""
+    """One microbatch after the other, with updates at the ends of rounds: it needs the least memory."""
     rounds, a = rounds_of(problem), arrays_of(problem)
     p = problem.passes
     last = np.where(problem.updating, rounds.microbatches, p.microbatch % rounds.microbatches)
@@ -234,7 +234,7 @@ def _better(best: tuple[Fraction, Schedule] | None, schedule: Schedule) -> tuple
     try:
         value = period(schedule).time
         if room is not None and np.greater(steady_peaks(schedule), room).any():
-            return best  # in the end it holds more than in its first rounds
+            return best  # repeated for ever it holds more than in its few rounds
     except ZbsolveError:  # no order that repeats
         return best
     return (value, schedule) if best is None or value < best[0] else best

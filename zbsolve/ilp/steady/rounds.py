@@ -21,8 +21,8 @@ from ...util.errors import BadInput, Deadlock
 
 
 class RoundArcs(NamedTuple):
-    """Arcs between passes of rounds, one value for each arc: pass `after` of a round starts at least `lag` µs after the end
-    of pass `before` of the round `distance` rounds earlier. Passes are indices into `Rounds.rows`."""
+    """Arcs between passes of rounds, one value for each arc. In every round, pass `after` starts at least `lag` µs after the
+    end of pass `before` of the round `distance` rounds earlier. Passes are indices into `Rounds.rows`."""
 
     before: Ints
     after: Ints
@@ -32,8 +32,8 @@ class RoundArcs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """A problem as rounds. rows: the passes of its last round; microbatches: of each round; round, place: for every pass of
-    the problem, its round and its index in `rows`."""
+    """A problem as rounds. rows: the passes of its last round; microbatches: how many each round has; round, place: for
+    every pass of the problem, its round and its index in `rows`."""
 
     problem: Problem
     rows: Ints
@@ -136,7 +136,7 @@ def _sorted_arcs(problem: Problem, rounds: Rounds, number: int) -> list[tuple[in
 
 
 def period(schedule: Schedule) -> CycleMean:
-    """How long a round takes where the schedule's order goes on as in its middle.
+    """The mean time of a round if the schedule's order goes on for ever as in its middle.
 
     Raises BadInput where no stream's order repeats from one round to the next, Deadlock where what repeats waits for itself.
     """
@@ -150,7 +150,7 @@ def period(schedule: Schedule) -> CycleMean:
 
 
 def steady_peaks(schedule: Schedule) -> tuple[int, ...]:
-    """The most bytes that each rank holds where the schedule's order goes on as in `period`.
+    """The most bytes that each rank holds if the schedule's order goes on for ever, as in `period`.
 
     A finite piece may hold less, since its first rounds have nothing from rounds before. Raises BadInput as `period` does,
     and where the order of one stream does not decide what its rank holds.
@@ -171,8 +171,8 @@ def steady_peaks(schedule: Schedule) -> tuple[int, ...]:
     for number in np.unique(home[arcs.before]).tolist():
         held_here = np.flatnonzero(home[arcs.before] == number)
         a, b, at = arcs.before[held_here], arcs.after[held_here], np.arange((home == number).sum())[:, None]
-        taken = later[a] - (seat[a] > at)  # the last round that has begun, or ended, when each pass of the order starts
-        freed = later[b] - (seat[b] >= at)
+        taken = later[a] - (seat[a] > at)  # when each pass of the order starts: the last round whose a has begun
+        freed = later[b] - (seat[b] >= at)  # and the last one whose b has ended
         held = np.maximum(taken + arcs.distance[held_here] - freed, 0) @ size[held_here]
         peaks[int(p.rank[rounds.rows[a[0]]])] += int(held.max())
     return tuple(peaks)
@@ -187,8 +187,8 @@ def _order_as_arcs(stream: str, rounds: Rounds, rows: Ints) -> RoundArcs:
 
 
 def _repeated_order(stream: str, rounds: Rounds, rows: Ints) -> list[tuple[int, int]]:
-    """What a stream runs again and again, taken from the longest sequence of rounds with one order: each place in
-    `rounds.rows` once, and how many rounds later than the first one it belongs to."""
+    """The order that a stream repeats, taken from the longest run of rounds with equal order. Each entry has a pass, as an
+    index into `rounds.rows`, and its round, counted from that of the first entry. Each pass comes once."""
     place, number = rounds.place[rows], rounds.round[rows]
     if rounds.last == 0:
         return [(at, 0) for at in place.tolist()]
@@ -209,9 +209,9 @@ def _repeated_order(stream: str, rounds: Rounds, rows: Ints) -> list[tuple[int, 
 
 
 def largest_mean(rounds: Rounds, arcs: RoundArcs) -> CycleMean:
-    """The largest mean weight of a cycle: durations and lags over rounds. Raises Deadlock for a cycle within a round.
+    """The largest mean weight of a cycle: its durations and lags, divided by its rounds. Raises Deadlock if these are 0.
 
-    Starting from one cycle's mean, a cycle of larger mean is looked for until there is none (Lawler, 1976; exact).
+    From the mean of each cycle found, a cycle of larger mean is searched for, until there is none (Lawler, 1976; exact).
     """
     duration, names = rounds.problem.passes.duration[rounds.rows], rounds.problem.names
     weight, best, cycle = duration[arcs.before] + arcs.lag, Fraction(0), list[int]()
@@ -233,7 +233,7 @@ def _positive_cycle(count: int, arcs: RoundArcs, gain: Ints) -> list[int]:
         better = np.flatnonzero(new > reach[arcs.after])
         if not len(better):
             return []
-        better = better[np.argsort(new[better], kind="stable")]  # of several the last, the longest, stays
+        better = better[np.argsort(new[better], kind="stable")]  # of several into one pass, the longest is written last
         reach[arcs.after[better]] = new[better]
         source[arcs.after[better]] = better
         cycle = _cycle(arcs, source)
@@ -242,7 +242,7 @@ def _positive_cycle(count: int, arcs: RoundArcs, gain: Ints) -> list[int]:
 
 
 def _cycle(arcs: RoundArcs, source: Ints) -> list[int]:
-    """The arcs of a cycle among each pass's best arc, in order; empty where there is none."""
+    """The arcs of a cycle, in order, among the best arc into each pass (`source`; −1: none); empty if there is none."""
     state = np.zeros(len(source), np.int64)
     before = arcs.before.tolist()
     into = source.tolist()

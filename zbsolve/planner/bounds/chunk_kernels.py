@@ -1,4 +1,4 @@
-"""Layouts with several stages on each rank: tests whether blocks can be spread over ranks so that a makespan is possible."""
+"""Layouts with several stages on each rank: tests whether ranks, each on its own, have time and memory for all blocks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
     """Whether blocks can be spread over ranks with several stages so that a makespan of x µs is possible. Each rank is
     tested on its own, with one block on each stage before its first."""
     p, m, blocks = row.ranks, row.microbatches, row.blocks
-    way = x - row.exchange.last  # when the first stage's last B ends, and with it all that is kept
-    slack = way - row.chain
+    last_B = x - row.exchange.last  # when the first stage's last B ends, and with it all that is kept
+    slack = last_B - row.chain
     if slack < 0:
         return False
     if m > 1 and row.slices == 1 and p * row.chunks * at_most(slack // (m - 1), max(row.block.F, row.block.B)) < blocks:
         return False
-    # Memory over time: a block's bytes are held while the rest of the chain runs, each slice's while its own runs.
+    # Memory over time: a block's bytes are held while the rest of the chain runs, those of a slice while its own chain runs.
     turn = turnaround(row)
-    stay = staying(row, way)  # the last ones, at best
+    stay = staying(row, last_B)  # at best the last ones, which keep their bytes for the least time
     below = float((row.part.F + row.part.B) * stay * (stay + 1) // 2 + stay * turn)
     below = max(below, turns_of_all(row, stay, turn) * (1 - ROUNDING)) if row.copies.some else below
     need = float(m) * (float(row.kept.stays) * below + float(row.kept.head_stays) * float(turn))
     total = float(p * row.capacity - blocks * row.states - (1 if row.tied and row.vee else 2) * row.table_states)
     ends = 2 * (p * row.chunks - 1)
     room = total - float(ends * row.waiting + (p - 1) * row.transient)
-    if room <= 0 or need > room * float(way) * (1 + ROUNDING):
+    if room <= 0 or need > room * float(last_B) * (1 + ROUNDING):
         return False
     taken = 0
     for r in range(p):
@@ -40,29 +40,29 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
         taken += most
     if taken < blocks or row.slices > 1 or row.kept.stays <= 0:
         return taken >= blocks
-    # No rank can have fewer than the others leave it, and what its states leave holds whole blocks.
+    # No rank can have fewer blocks than the others leave it. What its states leave free holds whole blocks.
     fits = 0
     for r in range(p):
         fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
-        each = row.states + (0 if row.copies.some else row.gathered)  # at a peak all stages keep its microbatch
+        each = row.states + (0 if row.copies.some else row.gathered)  # at a peak all stages keep the microbatch
         fits += (room_of_rank(row, r) - fewest * each - (row.transient if fewest > 0 else 0)) // row.kept.stays
     if row.copies.some:
-        return float(m) * below <= float(fits) * float(way)
-    if way < row.chain + spread(row, float(blocks), float(fits), p):
+        return float(m) * below <= float(fits) * float(last_B)
+    if last_B < row.chain + spread(row, float(blocks), float(fits), p):
         return False
     return rounds_fit(row, x, taken - blocks, scratch)
 
 
 @inner_kernel
 def rounds_fit(row: BoundRow, x: int, slack: int, cum: Ints) -> bool:
-    """Whether the ranks can have all blocks when each round of stages keeps only what fits.
+    """Whether the ranks can have all blocks if each round (the first stage of every rank, the second, …) keeps what fits.
 
-    A microbatch on one stage keeps the rank's earlier stages too, from its F to its B. The fewer microbatches fit at a time,
+    A microbatch on one stage also keeps the rank's earlier stages from its F to its B. The fewer microbatches fit at once,
     the more turns are needed, and a turn is as long as the chain behind the stage. That chain is shorter with more blocks
     before the stage. So each round takes as many blocks as it can.
 
-    slack: how many blocks more ranks could take than there are.
-    cum: overwritten with the blocks of each rank so far, at most.
+    slack: how many more blocks than there are the ranks could take.
+    cum: overwritten with the most blocks of each rank up to a round.
     """
     p, m, blocks = row.ranks, row.microbatches, row.blocks
     cum[:p] = 0
@@ -75,8 +75,8 @@ def rounds_fit(row: BoundRow, x: int, slack: int, cum: Ints) -> bool:
             fewest = max(0, most - slack)
             room = room_of_rank(row, r) - fewest * row.states - (row.transient if fewest > 0 else 0)
             if turn < row.chunks - 1 and r == (0 if row.vee else p - 1):
-                room += row.kept.head_moment  # not there yet
-            sent = turn * p + at - (1 if back else 0)  # of a V the turn is on one rank
+                room += row.kept.head_moment  # the head's microbatch is not there yet
+            sent = turn * p + at - (1 if back else 0)  # where a V turns, both stages are on one rank
             behind = (
                 row.exchange.table_gather
                 + row.embedding.F
@@ -96,7 +96,7 @@ def rounds_fit(row: BoundRow, x: int, slack: int, cum: Ints) -> bool:
 
 @inner_kernel
 def room_of_rank(row: BoundRow, r: int) -> int:
-    """Bytes of rank r, of several stages, for blocks and their states, beside one microbatch of the head."""
+    """Bytes that rank r, with several stages, has for blocks and their states beside one microbatch of the head."""
     last = r == (0 if row.vee else row.ranks - 1)
     edges = (1 if r == 0 else 0) + (1 if last else 0)
     tables = edges - (1 if row.tied and edges == 2 else 0)
@@ -110,7 +110,7 @@ def room_of_rank(row: BoundRow, r: int) -> int:
 
 @inner_kernel
 def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
-    """The most blocks that rank r may have on all its stages; −1: it cannot even have none."""
+    """The most blocks that rank r may have on all its stages; −1 if it has no time or memory even without blocks."""
     p, m, vee = row.ranks, row.microbatches, row.vee == 1
     head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup
     if r > 0:
@@ -125,13 +125,14 @@ def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     if last:
         forward, backward, weight = forward + row.head.F, row.head.B, weight + row.head.W
     passes = forward + backward + sends * row.sent
-    work, way = x - row.exchange.least, x - row.exchange.last  # when passes end; when the first stage's last B ends
+    passes_end, last_B = x - row.exchange.least, x - row.exchange.last  # at the latest; last_B: the first stage's last
     most = at_most(
-        work - head - m * (passes + weight + (row.shard.S + row.shard.T)), m * (row.block.F + row.block.B + row.block.W)
+        passes_end - head - m * (passes + weight + (row.shard.S + row.shard.T)),
+        m * (row.block.F + row.block.B + row.block.W),
     )
-    most = min(most, at_most(way - head - drain - m * (passes + row.shard.S), m * (row.block.F + row.block.B)))
+    most = min(most, at_most(last_B - head - drain - m * (passes + row.shard.S), m * (row.block.F + row.block.B)))
     if not row.copies.some:
-        most = min(most, at_most(way - head - drain, m * row.copies.out))  # copies follow one another
+        most = min(most, at_most(last_B - head - drain, m * row.copies.out))  # copies follow one another
     if row.exchange.block > 0:
         tables = edges - (1 if row.tied and edges == 2 else 0)
         beside = m * (passes + weight + row.shard.S)
@@ -139,7 +140,7 @@ def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     room = room_of_rank(row, r)
     if room < row.shard_bytes or most < 0:
         return -1
-    # When the first microbatch's last F ends; with copies it may be away then.
+    # When the first microbatch's last F ends, it is there; with copies it may be away then.
     each = max(row.gathered, row.kept.moment) if row.kept.copied > 0 else row.gathered + row.kept.moment
     most = min(most, max(0, at_most(room - row.shard_bytes - row.transient, row.states + each)))
     free = room + (row.kept.head_moment if last else 0)  # at another moment than the head's
@@ -148,15 +149,15 @@ def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     most = in_time(row, x, free, most)
     most = works_in_time(row, x, r, most, head, free, max(0, stages_behind(row, r) - 1))  # all but the last have blocks
     if vee and r == 0 and row.slices == 1 and row.kept.stays > 0 and not row.copies.some:
-        while most >= 0 and not starts_in_time(row, work, most, room):
+        while most >= 0 and not starts_in_time(row, passes_end, most, room):
             most -= 1
     return most
 
 
 @inner_kernel
 def exchanged_in_time(row: BoundRow, x: int, most: int, head: int, beside: int, tables: int) -> int:
-    """How many blocks a rank may have, of `most`, so that all its gradients are exchanged in x µs; −1: not even none. The
-    others: as for `exchanges_fit`."""
+    """The most blocks, up to `most`, that a rank may have so that all its gradients are exchanged in x µs; −1 if none may.
+    Other parameters: as for `exchanges_fit`."""
     low = -1
     while low < most:
         middle = (low + most + 1) // 2
@@ -171,14 +172,14 @@ def exchanged_in_time(row: BoundRow, x: int, most: int, head: int, beside: int, 
 def exchanges_fit(row: BoundRow, x: int, blocks: int, head: int, beside: int, tables: int) -> bool:
     """Whether a rank's stages can have so many blocks in all, with their gradients exchanged in x µs.
 
-    The stages end one after the other. When one does, the rank has done all work of the blocks of stages that ended so far,
-    and their B and W since the first microbatch came to the last stage's B. The exchanges of this stage and of those that
-    end later follow, one after the other. The more blocks ended before, the more may have ended now. So each turn ends as
-    many as possible, and the last one must end all.
+    The stages end one after the other. When one ends, the rank has done all work of the blocks of stages that have ended. It
+    has also done their B and W since the first microbatch came to the last stage's B. The exchanges of this stage and of
+    those that end later follow, one after the other. The more blocks have ended before, the more may have ended now. So each
+    turn ends as many as possible, and the last one must end all.
 
     head: µs before the rank's first pass.
-    beside: µs of its passes that are not blocks'.
-    tables: µs of its exchanges that are not blocks'.
+    beside: µs of its passes other than those of blocks.
+    tables: µs of its exchanges other than those of blocks.
     """
     m, turns, ended = row.microbatches, row.chunks, 0
     work, late = m * (row.block.F + row.block.B + row.block.W), m * (row.block.B + row.block.W)
@@ -203,8 +204,8 @@ def exchanges_fit(row: BoundRow, x: int, blocks: int, head: int, beside: int, ta
 def starts_in_time(row: BoundRow, x: int, most: int, room: int) -> bool:
     """Whether some split of `most` blocks between the first and the last stage of a V's first rank fits into x µs.
 
-    Until the first microbatch has come back to the last stage, the rank has only Fs of the first stage, and none of their
-    memory is free before. What they keep must leave room for the last stage's first microbatch.
+    Until the first microbatch has come back to the last stage, the rank can only run F of its first stage, and none of the
+    bytes that these keep are freed. They must leave room for the first microbatch on the last stage.
 
     room: bytes for blocks and their states, beside one microbatch of the head.
     """

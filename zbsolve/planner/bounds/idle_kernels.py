@@ -1,15 +1,15 @@
-"""Idle time of a rank at both ends of a step, where its memory has room for little.
+"""Lower bounds on a rank's idle time at both ends of a step, where its memory has room for little.
 
 *Before its first B* a rank can only run F, and S and T of a sharded vocabulary. The first B starts when the first microbatch
 has passed all stages. Until then the rank frees no bytes of a block, except those copied to host memory. So it has run no
 more F than fit, and S and T of no more microbatches than fit on all its stages.
 
 *After its last F* the same holds with time reversed. The rank can only run B and W of what it keeps then, S of microbatches
-that are on all its stages, and T of those and of others whose S left bytes in memory. After the last F its microbatch still
-has to go back through all stages.
+that are on all its stages, and T of those and of others whose S left bytes in memory. The last F's microbatch still has to
+come back through all stages.
 
-*After its last B* a rank can only run W and T of what B and S have left in memory. That B is of its first stage and the last
-microbatch, and that microbatch still has to go back through all stages before this one.
+*After its last B* a rank can only run W and T, of what B and S have left in memory. This B is that of the rank's first stage
+and the last microbatch, which still has to come back through all stages before it.
 
 Between both ends the rank may work all the time. Where stages gather their parameters, all stages of the rank hold theirs at
 both ends: its first B is of its last stage and a microbatch that all of its stages keep, and so is its last F.
@@ -24,9 +24,9 @@ rank's stages before it.
   keeps on all its stages.
 
 *Slices.* The first B of a microbatch waits for all its slices, which follow one another on every stage. The first slice
-comes to a stage when it has been through all stages before. From there on the last one, which takes longest, goes to the
-end. The way back is the same, the last slice first. Slices of a microbatch whose F is done and whose B is not are its first
-ones, of even length. They take no greater part of F and B than of the bytes, as attention takes longest in the last ones.
+comes to a stage after all stages before. From there on the last slice, which takes longest, goes to the end. The way back is
+the same, the last slice first. The slices of a microbatch that are between F and B are its first ones. Slices are of even
+length, and attention takes longest in the last ones. So their part of F and B is no greater than their part of the bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .memory_kernels import ANY, ROUNDING, blocks_there, kept_of_block, room_bes
 
 
 class Window(NamedTuple):
-    """A stage of a rank and the rank's stages before it. Numbers of blocks are those of one microbatch."""
+    """A stage of a rank, and the stages of the rank before it. Numbers of blocks are those of one microbatch."""
 
     kept: int  # blocks on the window's stages
     first: int  # blocks on the rank's first stage
@@ -52,12 +52,12 @@ class Window(NamedTuple):
 
 @inner_kernel
 def works_in_time(row: BoundRow, x: int, r: int, most: int, head: int, room: int, behind: int) -> int:
-    """The most blocks, up to `most`, that rank r has time for in x µs; −1: not even for none. Fewer blocks are less work,
-    but may leave less to do at both ends. So with few microbatches fewer blocks may need longer, and each number is tried.
+    """The most blocks, up to `most`, for which rank r has time in x µs; −1 if it has none even without blocks. Fewer blocks
+    are less work, but may leave more idle time at both ends. So fewer blocks may need longer, and each number is tried.
 
     head: µs before its first pass.
     room: bytes for blocks and their states.
-    behind: blocks on stages behind all of its own, at least; of one stage a rank, its own too.
+    behind: the least blocks on stages behind all of its own; with one stage a rank, its own are included.
     """
     while most >= 0 and not has_time(row, x, r, most, head, room, behind):
         most -= 1
@@ -69,15 +69,15 @@ def has_time(row: BoundRow, x: int, r: int, blocks: int, head: int, room: int, b
     """Whether rank r has time for this many blocks in x µs. head, room, behind: as in `works_in_time`."""
     after = max(0, behind - blocks) if row.single else behind
     first, stages = (row.blocks - behind, min(blocks, behind)) if row.single else (0, 0), stages_behind(row, r)
-    out, back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
+    begins, way_back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
     left = max(0.0, room_beside(row, blocks, room) - float(blocks * row.gathered))
     there, window = blocks_there(row, left), all_stages(row, r, blocks)
-    idle = idle_before(row, r, window, there, head, out)
+    idle = idle_before(row, r, window, there, head, begins)
     before = row.blocks - behind if row.single else max(0, r - 1)
     if not drains_in_time(row, x, r, blocks, before, idle, room_beside(row, blocks, room)):
         return False
-    ends = x - row.exchange.last - back  # when its last F ends, at the latest
-    if out <= ends:
+    ends = x - row.exchange.last - way_back  # when its last F must have ended
+    if begins <= ends:
         left = max(0.0, left - gradients_there(row, blocks, room))
         there = blocks_there(row, left)
         idle += idle_behind(row, r, window, there, left, x - row.exchange.least - ends)
@@ -99,7 +99,7 @@ def drains_in_time(row: BoundRow, x: int, r: int, blocks: int, before: int, idle
 
 @inner_kernel
 def behind_backwards(row: BoundRow, r: int, blocks: int, left: float) -> float:
-    """µs of W and T that rank r has behind its last B, at most. What they need lies in `left` bytes until then."""
+    """An upper bound, µs, on W and T that rank r runs behind its last B, from what `left` bytes can keep until then."""
     pending = float(row.kept.pending - (row.slices if row.slices > 1 else 0))
     weights, shards, rate = (float(row.microbatches * blocks * row.block.W), float(row.microbatches * row.shard.T), 0.0)
     behind = weights + shards
@@ -115,7 +115,7 @@ def behind_backwards(row: BoundRow, r: int, blocks: int, left: float) -> float:
 
 @inner_kernel
 def all_stages(row: BoundRow, r: int, blocks: int) -> Window:
-    """The window of a rank's last stage, where it is open how blocks lie on its stages. Each stage has a block at least,
+    """The window of a rank's last stage, for any distribution of blocks over its stages. Each stage has at least one block,
     except the first and the last of the model."""
     if row.single:
         return Window(blocks, blocks, 0, 0, 1.0 / max(1, blocks))
@@ -124,7 +124,7 @@ def all_stages(row: BoundRow, r: int, blocks: int) -> Window:
 
 @inner_kernel
 def stages_behind(row: BoundRow, r: int) -> int:
-    """Stages behind rank r's last one, each with a boundary between ranks before it."""
+    """The number of stages behind rank r's last one. There is a message between ranks before each of them."""
     return r if row.vee else row.ranks - 1 - r
 
 
@@ -155,8 +155,8 @@ def before_backward(row: BoundRow, first: tuple[int, int], behind: int, after: i
 
 @inner_kernel
 def behind_forward(row: BoundRow, first: tuple[int, int], behind: int, after: int) -> int:
-    """µs from the end of a stage's last F to the end of the first stage's last B, at least. The stage's own message is part
-    of its F. first, behind, after: as in `before_backward`."""
+    """A lower bound, µs, on the time from the end of a stage's last F to the end of the first stage's last B. The stage's
+    own message is part of its F. first, behind, after: as in `before_backward`."""
     left = row.shard.lookup + through_all(row, first, row.block.B, row.part.B, row.part.late_B) + row.shard.gap
     left += (row.ranks * row.chunks - 1 - row.vee + max(0, behind - 1)) * row.part.sent + after * row.part.late_F
     return int(left + (row.head.B + (row.head.F if behind else 0) if row.slices == 1 else 0))
@@ -166,14 +166,14 @@ def behind_forward(row: BoundRow, first: tuple[int, int], behind: int, after: in
 def through_all(row: BoundRow, first: tuple[int, int], whole: int, part: int, late: int) -> int:
     """A lower bound, µs, on a microbatch's path through all blocks, in one direction.
 
-    Of a whole sequence that is all blocks' time. Slices run beside each other on different stages, but one after the other
-    on one stage. The bound counts that for one stage: for the stage with most blocks, or for a rank's first stage where its
-    blocks are known, whichever takes longer.
+    A whole sequence takes the time of all blocks. Slices run beside each other on different stages, but one after the other
+    on one stage. So all slices count on one stage: that with most blocks, or a rank's first stage if its blocks are known.
+    The longer path counts.
 
     first: blocks before the rank's first stage, and on it.
     whole: µs of a block, all slices together.
-    part: µs of a block that no slice undercuts.
-    late: µs of a block's last slice, at least.
+    part: the least µs of a slice of a block.
+    late: the least µs of the last slice of a block.
     """
     before, here = first
     most = -(-row.blocks // (row.ranks * row.chunks))  # blocks on some stage
@@ -185,11 +185,11 @@ def through_all(row: BoundRow, first: tuple[int, int], whole: int, part: int, la
 
 @inner_kernel
 def idle_before(row: BoundRow, r: int, window: Window, there: float, head: int, begins: int) -> float:
-    """µs that rank r is idle before the first B of a window's stage, at least.
+    """A lower bound, µs, on rank r's idle time before the first B of a window's stage.
 
-    there: blocks of microbatches that it keeps between F and B at a time, at most.
+    there: the most blocks of microbatches that it keeps between F and B at once.
     head: µs before its first pass.
-    begins: µs when that B begins, at the earliest.
+    begins: the earliest start of that B, µs.
     """
     kept, first, share = window.kept, window.first, window.share
     if kept <= 0:
@@ -210,8 +210,8 @@ def idle_before(row: BoundRow, r: int, window: Window, there: float, head: int, 
 
 @inner_kernel
 def idle_behind(row: BoundRow, r: int, window: Window, there: float, left: float, time: int) -> float:
-    """µs that rank r is idle of the `time` µs behind the last F of a window's stage, at least. What it works on then is kept
-    from F to B, from B to W or from S to T, in `left` bytes. there: as in `idle_before`."""
+    """A lower bound, µs, on rank r's idle time in the `time` µs behind the last F of a window's stage. What it works on then
+    is kept from F to B, from B to W or from S to T, in `left` bytes. there: as in `idle_before`."""
     kept, share = window.kept, window.share
     pending = float(row.kept.pending - (row.slices if row.slices > 1 else 0))
     if kept <= 0 or pending <= 0.0:
@@ -232,16 +232,15 @@ def idle_behind(row: BoundRow, r: int, window: Window, there: float, left: float
 
 @inner_kernel
 def kept_work(row: BoundRow, there: float, left: float, rate: float) -> float:
-    """µs of B and W for all that is kept in `left` bytes, at most: up to `there` blocks from F to B, and in the rest of the
-    bytes what takes `rate` µs a byte."""
+    """An upper bound, µs, on B and W for all that is kept in `left` bytes: up to `there` blocks from F to B, and in the
+    other bytes what takes `rate` µs a byte."""
     each = float(row.block.B + row.block.W)
     return max(there * each + max(0.0, left - there * kept_of_block(row)) * rate, left * rate)
 
 
 @inner_kernel
 def microbatches(row: BoundRow, fits: float, kept: int) -> float:
-    """Microbatches that are kept on all stages of a window at a time, at most, where each keeps `kept` blocks there and
-    `fits` blocks fit."""
+    """The most microbatches kept on all stages of a window at once, each with `kept` blocks there, if `fits` blocks fit."""
     return float(np.floor(fits / float(kept))) if row.slices == 1 else fits / float(kept)
 
 
@@ -256,8 +255,8 @@ def behind_window(row: BoundRow, r: int, window: Window) -> float:
 
 @inner_kernel
 def gathered_fit(row: BoundRow, blocks: int, room: int) -> bool:
-    """Whether gathered parameters and gradients of so many blocks fit on a rank when the first B of some stage begins, in
-    `room` bytes for blocks and their states."""
+    """Whether the gathered parameters and gradients of so many blocks fit on a rank when the first B of some stage begins.
+    room: bytes for blocks and their states."""
     beside = float(blocks * (row.states + row.gathered) + row.transient)
     if blocks == 0 or beside + gradients_there(row, blocks, room) > float(room):
         return blocks == 0
@@ -266,12 +265,12 @@ def gathered_fit(row: BoundRow, blocks: int, room: int) -> bool:
 
 @inner_kernel
 def blocks_in_turn(row: BoundRow, left: int) -> int:
-    """How many blocks a rank that gathers can have on its stages, in `left` bytes beside their states, at most.
+    """The most blocks that a rank that gathers parameters can have, in `left` bytes beside their states.
 
-    When the first B of a stage begins, its gradients and a microbatch are there, and what it gathered. A microbatch has
-    passed the rank's stages before it and comes back to them later, so what these gathered is there, too; and the
-    microbatch, where nothing is copied. More blocks on earlier stages leave room for fewer, but for no fewer in all. So each
-    stage in turn takes as many as fit.
+    When the first B of a stage begins, memory holds the stage's gradients, a microbatch, and what the stage gathered. The
+    microbatch has passed the rank's stages before it and comes back to them later. So what these gathered is there too, and
+    what they keep of the microbatch, if nothing is copied. More blocks on earlier stages leave room for fewer here, but not
+    for fewer in all. So each stage in turn takes as many as fit.
     """
     here = row.gathered + row.unreduced + max(row.kept.stays, row.kept.copied)
     earlier, blocks = row.gathered + (row.kept.stays if row.kept.copied == 0 else 0), 0
@@ -282,11 +281,11 @@ def blocks_in_turn(row: BoundRow, left: int) -> int:
 
 @inner_kernel
 def gradients_there(row: BoundRow, blocks: int, room: int) -> float:
-    """Bytes of gradients that a rank with so many blocks has when its last F ends, at least.
+    """A lower bound on the bytes of gradients that a rank with so many blocks has when its last F ends.
 
-    A stage without gradients then had no B. So it keeps all its microbatches, on the device or in host memory, and only so
-    many blocks fit there. Of several stages the same holds when the first B of some stage begins: either no stage behind the
-    lowest such stage has reduced its gradients, or that stage and all before it keep all microbatches.
+    A stage without gradients has run no B by then. So it keeps all its microbatches, on the device or in host memory, and
+    only so many blocks fit there. With several stages this also holds when the first B of some stage begins: either no stage
+    behind the lowest such stage has reduced its gradients, or that stage and all before it keep all microbatches.
 
     room: bytes for blocks and their states.
     """
@@ -299,7 +298,7 @@ def gradients_there(row: BoundRow, blocks: int, room: int) -> float:
 
 @inner_kernel
 def copied_in(row: BoundRow, time: int, each: int) -> float:
-    """Blocks of microbatches that can be copied in `time` µs, `each` µs a block, where stages copy all that they keep."""
+    """The most blocks of microbatches that stages which copy all they keep can copy in `time` µs, at `each` µs a block."""
     if row.kept.copied <= 0:
         return 0.0
     return float(max(0, time) // each) if each > 0 else ANY
@@ -307,5 +306,5 @@ def copied_in(row: BoundRow, time: int, each: int) -> float:
 
 @inner_kernel
 def roundings(row: BoundRow) -> float:
-    """µs that rounding adds to a rank's slices, at most: less than one for each."""
+    """An upper bound, µs, on what rounding adds to all slices of a rank: less than one µs for each."""
     return float(row.microbatches * row.chunks * row.slices) if row.slices > 1 else 0.0

@@ -78,8 +78,8 @@ def possible(row: BoundRow, x: int, scratch: Ints) -> bool:
 @kernel
 def possible_ranks(row: BoundRow, x: int, scratch: Ints) -> bool:
     """`possible` without the test of how each rank's blocks are split over its stages."""
-    way = x - row.exchange.last
-    if way < row.chain + (spread(row, float(staying(row, way)), fitting(row), 0) if row.slices == 1 else 0.0):
+    last_B = x - row.exchange.last
+    if last_B < row.chain + (spread(row, float(staying(row, last_B)), fitting(row), 0) if row.slices == 1 else 0.0):
         return False
     return possible_single(row, x) if row.single else possible_chunks(row, x, scratch)
 

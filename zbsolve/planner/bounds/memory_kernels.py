@@ -1,24 +1,23 @@
-"""Tests of memory, of one rank or of all ranks together: at the moments when it is fullest, and over time.
+"""Tests whether the memory of one rank, or of all ranks together, is enough: when it is fullest, and over time.
 
 *Peaks.* All stages hold a microbatch at once when its last F ends. So the peaks of different microbatches are apart in time.
 
-*Over time.* A rank keeps each block of a microbatch from its stage to the last stage and back, and behind its B what its W
-needs while that runs. All that must fit into its memory while it has passes. Memory does not fill at once, as a rank runs
-one pass after the other. When it keeps n blocks, it has done F of all of them but those of the last pass, and it still has
-to do B of all but those of one pass. Each slice's part is kept while the slice itself is on its way. Slices together take
-what the microbatch takes.
+*Over time.* A rank keeps each block of a microbatch from its F on this stage to its B there, and after that what its W
+needs. All this must fit into the rank's memory, bytes times time. Memory does not fill at once, as a rank runs one pass
+after the other. When a rank keeps n blocks, it has done F of all of them but those of the last pass, and it still has to do
+B of all but those of one pass. Each slice's part is kept while the slice is on its way. Together they are the microbatch's.
 
-*With offload* (2503.01328) a block is on the device while its F and its copy to the host run, and again while the copy back
-and its B do, however far apart both are. A stage of n blocks keeps at least n `kept.moment` of a microbatch, and only whole
-blocks fit. Its passes and copies take n times as long as a block's, at least. So a rank whose stages copy all that they keep
-needs m Σ n² (F + O + R + B) block-µs. It has as many as blocks fit, times the makespan. Σ n² is least where its stages are
-alike. Of "half" on several stages, the first ⌈v / 2⌉ of a rank copy. The others keep theirs from F to B: at least while both
-run and while the last stage's logits are made. How the rank's blocks lie on both is open, so the least of a square of each
-is taken.
+*With offload* (arXiv 2503.01328) a block is on the device during its F and its copy to the host, and again during the copy
+back and its B, however far apart both are. A stage of n blocks keeps at least n `kept.moment` of a microbatch, and only
+whole blocks fit. Its passes and copies take at least n times as long as a block's. So a rank whose stages copy all that they
+keep needs m Σ n² (F + O + R + B) block-µs, where n are the blocks of its stages. It has the number of blocks that fit, times
+the makespan. Σ n² is least if the stages are alike. With "half", the first ⌈v / 2⌉ of v stages of a rank copy. The others
+keep theirs from F to B: at least while both run and while the last stage's logits are made. How a rank divides its
+blocks between both kinds is open, so the least need counts.
 
-All ranks together say more of blocks that stay: each is kept while it and all such blocks behind it run, there and back. So
-S of them take (F + B) S (S + 1) / 2 block-µs of a microbatch beside those of the others, L − S on p ⌈v / 2⌉ stages. Every S
-is looked at, whole or not.
+For blocks that stay, all ranks together give more. Each is kept while it and all such blocks behind it run, there and back.
+So S of them need (F + B) S (S + 1) / 2 block-µs of a microbatch. The others, L − S on p ⌈v / 2⌉ stages, need theirs too. The
+least over all S is taken, whole or not.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ import numpy as np
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
 
-MAX_FIRST = 8  # peaks that are looked at, from which on gradients are there
-MAX_NEIGHBOURS = 6  # of a peak on each side, that are looked at
+MAX_FIRST = 8  # so many first peaks are tried as the one from which on gradients are there
+MAX_NEIGHBOURS = 6  # a peak's neighbours on each side: fewer than this count
 ANY = 1e18  # blocks
-ROUNDING = 1e-9  # of sums of floating numbers
+ROUNDING = 1e-9  # relative: sums of floats
 
 
 class Span(NamedTuple):
@@ -63,8 +62,8 @@ def room_beside(row: BoundRow, blocks: int, room: int) -> float:
 
 @inner_kernel
 def kept_of_block(row: BoundRow) -> float:
-    """A lower bound on a microbatch's bytes that a block keeps on the device from F to B; where its stage copies all, while
-    copies have not moved it. A slice's share is rounded."""
+    """A lower bound on the bytes of a microbatch that a block keeps on the device from F to B; where its stage copies all,
+    until the copy has moved them. A slice's share is rounded."""
     size = row.kept.copied if row.kept.copied > 0 else row.kept.stays
     return float(size - (row.slices if row.slices > 1 else 0))
 
@@ -83,14 +82,14 @@ def blocks_there(row: BoundRow, left: float) -> float:
 
 @inner_kernel
 def spread(row: BoundRow, blocks: float, fits: float, slack: int) -> float:
-    """µs from the first to the last peak of all microbatches, at least. A microbatch peaks when its last F ends.
+    """A lower bound, µs, on the time between the first and the last peak. A microbatch peaks when its last F ends.
 
-    Where stages gather, their gradients take memory too. A stage without a B before the k-th peak keeps k microbatches. So
-    such stages have `fits` / k blocks at most. From the k-th peak on, the gradients of all other blocks leave less room.
+    Where stages gather parameters, their gradients take memory too. A stage that runs no B before the k-th peak keeps k
+    microbatches then, so such stages have at most `fits` / k blocks. Gradients of all others leave less room from then on.
 
-    blocks: that each microbatch keeps from F to B.
+    blocks: how many each microbatch keeps from F to B.
     fits: blocks of microbatches that fit on all ranks together.
-    slack: how many more fit where ranks need not have whole blocks.
+    slack: how many more fit if ranks may keep parts of blocks.
     """
     count = row.microbatches
     best = _spread_of(row, count, blocks, fits)
@@ -106,14 +105,14 @@ def spread(row: BoundRow, blocks: float, fits: float, slack: int) -> float:
 
 @inner_kernel
 def _spread_of(row: BoundRow, count: int, blocks: float, fits: float) -> float:
-    """µs from the first to the last of `count` peaks that follow one another, where each microbatch keeps L = `blocks` from
-    F to B, and `fits` fit on all ranks together, at least.
+    """A lower bound, µs, on the time from the first to the last of `count` consecutive peaks. Each microbatch keeps L =
+    `blocks` from F to B, and `fits` blocks of microbatches fit on all ranks together.
 
-    At a peak all of them are kept; t µs before, at least L − t / F, and t µs behind, at least L − t / B. So, for any a peaks
-    before a peak and b behind it, (1 + a + b) L − Σ distances / (B or F) ≤ fits. Summed over all peaks that have so many
-    neighbours, each distance between neighbours counts a (a + 1) / 2 times over B and b (b + 1) / 2 times over F at most.
-    With one neighbour each, the first and the last distance count over one of both only, and no distance is below
-    max(F, B) (2 L − fits).
+    At its peak a microbatch keeps all L blocks; t µs before, at least L − t / F; t µs after, at least L − t / B. For a peak
+    with a peaks before it and b behind it this gives (1 + a + b) L − Σ distances / (B or F) ≤ fits. It is summed over all
+    peaks that have so many neighbours. Each distance between neighbours then counts at most a (a + 1) / 2 times over B and
+    b (b + 1) / 2 times over F. With one neighbour on each side, the first and the last distance count over one of both only,
+    and no distance is below max(F, B) (2 L − fits).
     """
     forward, backward = float(row.block.F), float(row.block.B)
     nearest = max(0.0, max(forward, backward) * (2 * blocks - fits))
@@ -131,8 +130,8 @@ def _spread_of(row: BoundRow, count: int, blocks: float, fits: float) -> float:
 
 @inner_kernel
 def staying(row: BoundRow, x: int) -> int:
-    """Blocks of a microbatch that stay on devices from F to B, at least, in a makespan of x µs. Where some stages of a rank
-    copy, those are the blocks that copies have no time for."""
+    """A lower bound on the blocks of a microbatch that stay on devices from F to B, in a makespan of x µs. Where some stages
+    of a rank copy, these are the blocks that copies have no time for."""
     if not row.copies.some:
         return row.blocks
     return max(0, row.blocks - row.ranks * (x // (row.microbatches * row.copies.out))) if row.copies.out > 0 else 0
@@ -140,7 +139,7 @@ def staying(row: BoundRow, x: int) -> int:
 
 @inner_kernel
 def fitting(row: BoundRow) -> float:
-    """Blocks of microbatches that fit on all ranks together while the head keeps one, at most; `ANY` where blocks need not
+    """The most blocks of microbatches that fit on all ranks together while the head keeps one; `ANY` if blocks need not
     stay."""
     if row.kept.stays <= 0:
         return ANY
@@ -169,8 +168,8 @@ def both_ways(row: BoundRow) -> float:
 
 @inner_kernel
 def kept_for(row: BoundRow, blocks: int, behind: int) -> float:
-    """µs that a stage keeps a microbatch, or a slice in the mean, at least: so many blocks on it and on stages behind it,
-    of which `behind` get a message. Each stage's slices are rounded."""
+    """A lower bound, µs, on how long a stage keeps a microbatch, or an average slice. blocks: on it and behind it;
+    behind: how many of these stages get a message. Each stage's slices are rounded."""
     turn = turnaround(row)
     rounded = 2 * row.ranks * row.chunks if row.slices > 1 else 0
     return float(blocks) * both_ways(row) + float(turn + 2 * behind * row.part.sent - rounded)
@@ -202,7 +201,7 @@ def ramps(row: BoundRow, blocks: float, each: float, time: float) -> float:
     """Block-µs of memory that stay empty while a rank fills up to so many blocks of microbatches and empties again.
 
     each: µs of a slice of a block, filling and emptying.
-    time: µs that there are; 0 block-µs are counted where both ends meet in them.
+    time: µs that both ends must fit into; else 0 is returned.
     """
     each = max(0.0, blocks) * each * float(row.slices)
     return each * blocks / 2.0 * (1 - ROUNDING) if 0.0 < each <= time else 0.0
@@ -216,7 +215,7 @@ def in_time(row: BoundRow, x: int, room: int, most: int) -> int:
     """The most blocks, up to `most`, that a rank with offload can have in x µs. room: bytes for blocks and their states."""
     if row.kept.copied <= 0 or most < 0:
         return most
-    low, high = 0, most  # fewer blocks need less and leave more
+    low, high = 0, most  # fewer blocks need less time and leave more room
     while low < high:
         middle = (low + high + 1) // 2
         left = room - middle * row.states - row.transient

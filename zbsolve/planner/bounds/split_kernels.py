@@ -1,10 +1,10 @@
 """Layouts with several stages on each rank: tests whether some partition leaves every rank enough time and memory.
 
-Ranks are taken in turn, the last one first, with every number of blocks before a rank's first stage. In a loop, the blocks
-after its last stage are those on the last stages of ranks already taken. All conditions below also hold with fewer of these,
-so for each number before only the fewest are kept. In a V, the blocks after a rank's second stage are those on the second
-stages of ranks before it. So the numbers of blocks before a rank's first stage, on it, on its last stage, on the stages in
-between together, and after the last one are known. From them follow
+A search takes the ranks in turn, the last one first, and for each rank every number of blocks before its first stage. In a
+loop, the blocks after its last stage are those on the last stages of ranks already taken. All conditions below also hold
+with fewer of these, so only the fewest are kept for each number before. In a V, the blocks after a rank's second stage are
+those on the second stages of the ranks before it. So these numbers of blocks are known: before a rank's first stage, on it,
+on the stages in between together, on its last stage, and after it. From them follow
 
 - when its first pass can begin, and when its last B has to end;
 - how long it is idle at both ends (`idle_kernels`): before the first B and behind the last F of its first stage, of its last
@@ -38,7 +38,7 @@ from .idle_kernels import (
 )
 from .memory_kernels import ANY, Room, Span, blocks_there, both_ways, held_in_time, kept_for, room_beside
 
-MAX_SLACK = 2  # blocks that ranks could take beyond those that there are
+MAX_SLACK = 2  # how many more blocks than there are the ranks may be able to take
 
 
 class Split(NamedTuple):
@@ -61,10 +61,10 @@ class Place(NamedTuple):
 def possible_split(row: BoundRow, x: int, scratch: Ints) -> bool:
     """Whether some partition may have a makespan of x µs.
 
-    scratch: whole numbers that are overwritten, as many as `layout_rules.scratch_size` returns. The first ones are the most
-      blocks of each rank. Two tables follow. Their rows are how many fewer blocks a rank and later ones have, and their
-      columns are blocks before the rank's first stage. An entry is 1 more than the fewest blocks on the last stages of these
-      ranks; 0 where nothing is possible.
+    scratch: whole numbers that are overwritten, as many as `layout_rules.scratch_size` returns. First come the most blocks
+      of each rank, then two tables, for a rank and those after it. Row: how many blocks they are below their most.
+      Column: blocks before the rank's first stage. Entry: 1 more than the fewest blocks on the last stages of these ranks; 0
+      if no split is possible.
     """
     p, slack = row.ranks, -row.blocks
     for r in range(p):
@@ -78,16 +78,16 @@ def possible_split(row: BoundRow, x: int, scratch: Ints) -> bool:
     following, now = p, p + (MAX_SLACK + 1) * width
     for fewer in range(slack + 1):
         for before in range(width):
-            scratch[following + fewer * width + before] = 1 if fewer == 0 else 0  # by how many later ranks have fewer
+            scratch[following + fewer * width + before] = 1 if fewer == 0 else 0  # no rank is left that could have fewer
     for r in range(p - 1, -1, -1):
         taken -= scratch[r]
-        for fewer in range(slack + 1):  # of this rank and later ones
+        for fewer in range(slack + 1):  # blocks that this rank and later ones have below their most
             for before in range(width):
-                behind = 0
+                entry = 0
                 for less in range(fewer + 1):
                     place = r, scratch[r] - less, before, taken - (slack - fewer)
-                    behind = fewest(behind, split_rank(row, x, place, following + (fewer - less) * width, scratch))
-                scratch[now + fewer * width + before] = behind
+                    entry = fewest(entry, split_rank(row, x, place, following + (fewer - less) * width, scratch))
+                scratch[now + fewer * width + before] = entry
         now, following = following, now
     return bool(scratch[following + slack * width] > 0)
 
@@ -100,10 +100,10 @@ def fewest(first: int, other: int) -> int:
 
 @inner_kernel
 def split_rank(row: BoundRow, x: int, place: tuple[int, int, int, int], later: int, scratch: Ints) -> int:
-    """1 more than the fewest blocks that a rank and later ones may have on their last stages; 0: no split is possible.
+    """1 more than the fewest blocks that a rank and those after it may have on their last stages; 0 if no split is possible.
 
     place: the rank, its blocks, blocks before its first stage, and blocks of all ranks before.
-    later: where `scratch` has the same of the next rank, by blocks before its first stage.
+    later: where `scratch` has the same for the next rank, by blocks before its first stage.
     """
     r, blocks, before, taken = place
     least, between = 0, row.chunks - 2
@@ -127,9 +127,9 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
     """Whether rank r has time and memory for a split, with so many blocks before its first stage and behind its last one."""
     first, last, blocks = split
     between = blocks - first - last
-    least = min(min(first, last), 1 if row.chunks > 2 else last)  # blocks on its stage with fewest
-    way, all_work = x - row.exchange.last, x - row.exchange.least
-    done = x - max(row.exchange.least, least * row.exchange.block)  # passes that an exchange of the rank waits for
+    least = min(min(first, last), 1 if row.chunks > 2 else last)  # every one of its stages has so many blocks, or more
+    last_B, passes_end = x - row.exchange.last, x - row.exchange.least
+    done = x - max(row.exchange.least, least * row.exchange.block)  # when passes must end that an exchange waits for
     head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup  # before its first F; after its last B
     if r > 0:
         head += row.part.embedding + before * row.part.F + r * row.part.sent
@@ -140,7 +140,7 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
         there = whole_stages(first, last, there)
     place, room, work = Place(before, after, head), Room(there, left), float(work_of(row, r, blocks))
     shards = float(row.microbatches * row.shard.T)  # T, which no exchange of a stage waits for
-    for until, passes in ((all_work, work), (done, work - shards)):
+    for until, passes in ((passes_end, work), (done, work - shards)):
         if passes + idle_at_ends(row, x, r, split, place, room, until) > float(until):
             return False
     if not drains_in_time(row, x, r, blocks, before, idle_at_start(row, r, split, place, there), left):
@@ -151,10 +151,10 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
     from_last = kept_for(row, last + after, behind)
     held, squares = float(first) * from_first + float(last) * from_last, float(first * first + last * last)
     if between > 0:
-        square = float(between * between) / float(row.chunks - 2)  # even stages have the least squares
+        square = float(between * between) / float(row.chunks - 2)  # the sum of squares is least if stages are equal
         held += square * each + float(between) * kept_for(row, last + after + row.ranks - 1, behind + row.ranks)
         squares += square
-    return held_in_time(row, Span(head, way - drain, done), (blocks, large), (held, squares), room)
+    return held_in_time(row, Span(head, last_B - drain, done), (blocks, large), (held, squares), room)
 
 
 @inner_kernel
@@ -187,12 +187,12 @@ def idle_at_start(row: BoundRow, r: int, split: Split, place: Place, there: floa
 
 @inner_kernel
 def window_of(row: BoundRow, r: int, split: Split, place: Place, i: int) -> tuple[Window, int, int]:
-    """A window of a rank; stages behind it, by messages; and blocks on those, at least.
+    """A window of a rank; how many stages behind it get a message; and the least number of blocks on those.
 
-    i: 0 for the window of the rank's last stage, 1 for its first one's, 2 for that of the stage before the last.
+    i: which stage's window: 0 the rank's last one's, 1 its first one's, 2 that of the one before the last.
 
-    A microbatch is kept on a stage only while it is on all earlier ones of the rank. So what passes keep is a sum of first
-    stages, of the first two, of the first three … Each of these has at most as many passes a block as the largest of them.
+    While a microbatch is kept on a stage, it is also kept on the rank's earlier stages. So what is kept at a time is a sum
+    of first stages, of the first two, of the first three … It has at most as many passes a block as the one with most.
     """
     (first, last, blocks), before, after = split, place.before, place.after
     p, v = row.ranks, row.chunks

@@ -18,8 +18,7 @@ def turns_within(row: BoundRow, room: int, each: int) -> int:
 
 @inner_kernel
 def at_most(room: int, each: int) -> int:
-    """How many blocks of `each` µs `room` µs are enough for; −1 or less where `room` is below 0; `MANY` where blocks take no
-    time."""
+    """The most blocks of `each` µs that fit into `room` µs; below 0 if `room` is; `MANY` if blocks take no time."""
     return room // each if each > 0 else (MANY if room >= 0 else -1)
 
 
@@ -31,7 +30,7 @@ def possible_single(row: BoundRow, x: int) -> bool:
     before a rank delay it but leave fewer for the rest, so every number is tried.
     """
     p, blocks = row.ranks, row.blocks
-    low, high = 0, 0  # blocks before rank r, over all partitions that got so far
+    low, high = 0, 0  # blocks before rank r, in partitions that are possible so far
     for r in range(p):
         least = 0 if r == 0 or r == p - 1 else 1  # a stage has a layer: embedding, head or a block
         best = -1
@@ -48,7 +47,7 @@ def possible_single(row: BoundRow, x: int) -> bool:
 
 @inner_kernel
 def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
-    """The most blocks that stage r may have, with this many before it; −1: it cannot even have none."""
+    """The most blocks that stage r may have, with this many before it; −1 if it may not even have none."""
     p, m, last = row.ranks, row.microbatches, r == row.ranks - 1
     head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup  # before its first F; after its last B
     if r > 0:
@@ -62,22 +61,22 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     forward += 0 if last else row.sent
     backward += 0 if r == 0 else row.sent
     beside = forward + backward + (row.shard.S + row.shard.T)
-    work, way = x - row.exchange.least, x - row.exchange.last  # when passes end; when the first stage's last B ends
-    # All its work lies behind `head`, F and B between `head` and `drain`.
-    most = at_most(work - head - m * (beside + weight), m * (row.block.F + row.block.B + row.block.W))
+    passes_end, last_B = x - row.exchange.least, x - row.exchange.last  # at the latest; last_B: the first stage's last
+    # All its passes come after `head`; F and B end `drain` before the first stage's last B.
+    most = at_most(passes_end - head - m * (beside + weight), m * (row.block.F + row.block.B + row.block.W))
     beside = forward + backward + row.shard.S  # a microbatch's B waits for the shards' S, so S comes before the last B
-    most = min(most, at_most(way - head - drain - m * beside, m * (row.block.F + row.block.B)))
-    # Copies of all microbatches follow one another: behind the first F before the last R and B, and the other way round.
-    most = min(most, at_most(way - head - drain, row.block.F + m * row.copies.out + row.copies.back + row.block.B))
-    most = min(most, at_most(way - head - drain, row.block.F + row.copies.out + m * row.copies.back + row.block.B))
-    slack = way - row.chain
+    most = min(most, at_most(last_B - head - drain - m * beside, m * (row.block.F + row.block.B)))
+    # All copies out follow one another, between the first F and the last R and B; all copies back after the first F and O.
+    most = min(most, at_most(last_B - head - drain, row.block.F + m * row.copies.out + row.copies.back + row.block.B))
+    most = min(most, at_most(last_B - head - drain, row.block.F + row.copies.out + m * row.copies.back + row.block.B))
+    slack = last_B - row.chain
     if slack < 0:
         return -1
-    if m > 1 and row.slices == 1:  # m − 1 further Fs before the last microbatch, or Bs behind the first one
+    if m > 1 and row.slices == 1:  # one chain, and m − 1 further F before it or B behind it
         most = min(most, at_most(slack // (m - 1) - forward, row.block.F), at_most(slack // (m - 1) - backward, row.block.B))
     most = min(most, exchanged_in_time(row, x, r, before, head, drain))
-    # From F to B a microbatch takes the rest of the chain; so few at a time need so many turns. Slices share their turns.
-    turns = turns_within(row, way - head - drain, row.chain - head - drain) if row.slices == 1 else m
+    # A microbatch is kept for a turn: F to B, the rest of the chain. Few turns mean many at once. With slices one is sure.
+    turns = turns_within(row, last_B - head - drain, row.chain - head - drain) if row.slices == 1 else m
     if turns < 1:
         return -1
     at_once = -(-m // turns)
@@ -93,7 +92,7 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
         most -= 1
     most = in_time(row, x, room, most)
     most = works_in_time(row, x, r, most, head, room, row.blocks - before)
-    span = Span(head, way - drain, work)
+    span = Span(head, last_B - drain, passes_end)
     while most > 0 and not stage_holds(row, r, most, before, room, span):
         most -= 1
     return min(most, max(0, at_most(room - some - row.transient, row.states + at_once * row.kept.stays)))
@@ -112,7 +111,7 @@ def stage_holds(row: BoundRow, r: int, blocks: int, before: int, room: int, span
 
 @inner_kernel
 def exchanged_in_time(row: BoundRow, x: int, r: int, before: int, head: int, drain: int) -> int:
-    """The most blocks that stage r may have so that its gradients are exchanged within x µs; below 0: it cannot have none.
+    """The most blocks that stage r may have so that its gradients are exchanged within x µs; below 0 if even none may.
 
     The exchange waits for all W of the stage, and so for all its F and B, and for S of its shard of the vocabulary. All
     these come after `head`. All its B and W follow the chain of one microbatch up to the first B. The exchange of a shard
@@ -133,11 +132,11 @@ def exchanged_in_time(row: BoundRow, x: int, r: int, before: int, head: int, dra
     most = at_most(room - head - work, each)
     gathers = row.exchange.table_gather if r == 0 or last else 0  # its own gather comes before all its passes
     most = min(most, at_most(room - gathers - work, each + row.exchange.gather))
-    if shard > 0:  # behind the stage's, or before
+    if shard > 0:  # the shard's exchange is behind the stage's, or before it
         most = min(most, max(at_most(room - shard - head - work, each), at_most(x - shard - row.chain, row.exchange.block)))
     if row.slices > 1:
         return most
-    first = row.chain - drain - backward  # ends its first B, but for its blocks'
+    first = row.chain - drain - backward  # its first B ends, without `backward`, which counts m times below
     return min(
         most, at_most(room - first - m * (backward + weight), (m - 1) * row.block.B + m * row.block.W + row.exchange.block)
     )
