@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # for type checkers
     from .verifier import Violation as Violation
     from .verifier import verify as verify
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __getattr__, __dir__ = handing_on(__name__)
 __all__ = __dir__()

@@ -196,6 +196,10 @@ def test_split_and_order_together() -> None:
     breadth_first, uniform = (mean_of(row[name] / row["value"] for row in rows) for name in ("breadth_first", "uniform"))
     assert f"{breadth_first:.3f} times as fast as breadth-first" in text
     assert f"{uniform:.3f} times as fast as the uniform split" in text
+    gaps = [row["gap"] for row in kept("partitions-others")["rows"]]
+    proven, near = (sum(gap <= most for gap in gaps) for most in (0, 0.01))
+    assert f"Of {len(gaps)} other problems" in text
+    assert f"{proven} are proven and {near} are within 1 %; the worst gap is {max(gaps):.1%}." in text
 
 
 def test_named_systems() -> None:
