@@ -168,7 +168,7 @@ class _Simulation:
             self._hand(running, rank, now)
 
     def _hand(self, running: _Running, rank: int, now: int) -> None:
-        """Hand over so much that the later of both ends as early as possible, with the fewest blocks."""
+        """Hand over as many blocks as let the later of both end earliest; of several such numbers, the least."""
         at, p = int(self.place[running.row]), self.problem.passes
         many = np.arange(int(self.parts.blocks[at]) + 1)
         stage, earlier = np.full(len(many), p.stage[running.row]), np.full(len(many), p.slice[running.row])

@@ -203,11 +203,11 @@ def handed_over(problem: Problem) -> dict[tuple[int, int, bool], HandedOver]:
 def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Row of a rank's own pass → rows of the helpers before it, and of those after it."""
     p, e = problem.passes, problem.edges
-    helps, here = p.that(away=True), p.rank[e.before] == p.rank[e.after]
+    helps, same_rank = p.that(away=True), p.rank[e.before] == p.rank[e.after]
     first: dict[int, list[int]] = {}
     behind: dict[int, list[int]] = {}
     for helper, own, rows_of in ((e.before, e.after, first), (e.after, e.before, behind)):
-        rows = np.flatnonzero(here & helps[helper] & ~helps[own])
+        rows = np.flatnonzero(same_rank & helps[helper] & ~helps[own])
         for i in rows[np.argsort(helper[rows], kind="stable")].tolist():
             rows_of.setdefault(int(own[i]), []).append(int(helper[i]))
     return first, behind

@@ -1,5 +1,5 @@
 """Recompute: stages that free their activations after F and compute them again in a pass X before B (arXiv 1604.06174).
-This says what X waits for and what it holds; for all other code it is one more kind of pass.
+This module has the edges and bytes of X; for all other code X is one more kind of pass.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _without_rows(problem: Problem, begins: Sequence[int]) -> Problem:
 
 class _Found:
     """Collects the edges of side inputs. held: (row, row) → bytes; sent: (row, row, what it carries) → µs; ordered: edges
-    that order what no row orders."""
+    between passes that no row orders."""
 
     def __init__(self, problem: Problem, begins: Sequence[int]) -> None:
         self.problem, self.begins = problem, begins
@@ -126,9 +126,9 @@ class _Found:
                     self._hold(B[stage], W[stage], side.bytes)
             if rank != home:
                 self._send(F[side.giver], F[takers[0]], "side input", side.comm)
-            here = [side.giver] if rank == home else []
-            self._order([F[stage] for stage in (*here, *takers)], (*here, *takers))
-            back = [stage for stage in (*(here if side.gradient else ()), *trained) if (B[stage] >= 0).all()][::-1]
+            givers = [side.giver] if rank == home else []
+            self._order([F[stage] for stage in (*givers, *takers)], (*givers, *takers))
+            back = [stage for stage in (*(givers if side.gradient else ()), *trained) if (B[stage] >= 0).all()][::-1]
             self._order([B[stage] for stage in back], back)
             if not (side.gradient and trained and (B[side.giver] >= 0).all()):
                 continue
@@ -171,11 +171,11 @@ class _Found:
         size, added = old.bytes.copy(), Edges.of(old.before[:0], old.before[:0])
         if self.held:
             pairs, sizes = np.array(list(self.held), np.int64), np.array(list(self.held.values()), np.int64)
-            there = np.where(old.handing | (old.pool > 0), -1, old.before * count + old.after)
-            key, there = pairs @ np.array([count, 1]), np.append(there, -1)  # a step may have no edges
-            order = np.argsort(there, kind="stable")
-            place = order[np.minimum(np.searchsorted(there, key, sorter=order), len(order) - 1)]
-            known = there[place] == key
+            existing = np.where(old.handing | (old.pool > 0), -1, old.before * count + old.after)
+            key, existing = pairs @ np.array([count, 1]), np.append(existing, -1)  # a step may have no edges
+            order = np.argsort(existing, kind="stable")
+            place = order[np.minimum(np.searchsorted(existing, key, sorter=order), len(order) - 1)]
+            known = existing[place] == key
             size[place[known]] += sizes[known]
             added += Edges.of(*pairs[~known].T, bytes=sizes[~known])
         if more := [pair for pair in self.ordered if pair not in self.held]:

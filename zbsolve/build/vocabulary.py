@@ -142,7 +142,7 @@ def _embedding(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints,
     """What the passes of the input embedding wait for, and what the first stage's rank holds of its output and gradient;
     arguments as in `_output`, for the first stage."""
     ranks, count = rows["VE"].shape
-    there = np.repeat(np.arange(ranks), count) == np.tile(rank[forward], ranks)
-    own = np.where(there, np.repeat(np.asarray(costs.held_hidden, np.int64), count), 0)
+    same_rank = np.repeat(np.arange(ranks), count) == np.tile(rank[forward], ranks)
+    own = np.where(same_rank, np.repeat(np.asarray(costs.held_hidden, np.int64), count), 0)
     edges = Edges.of(rows["VE"].ravel(), np.tile(forward, ranks), bytes=own)
     return edges + Edges.of(np.tile(backward, ranks), rows["VS"].ravel(), bytes=own)

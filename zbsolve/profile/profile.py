@@ -155,7 +155,7 @@ class Profile:
         return Step(**words).problem(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a profile file, whole or not at all; `-` is standard output."""
+        """Write a profile file atomically; `-` is standard output."""
         write_document(path, "profile", self.to_json())
 
     def to_json(self) -> dict[str, Any]:

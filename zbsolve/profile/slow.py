@@ -97,11 +97,11 @@ def _expected(trace: Trace, lengths: Lengths) -> Floats:
     expected = own.copy()
     for kind in np.unique(p.kind).tolist():
         for rank in range(problem.ranks):
-            here, others = ((p.kind == kind) & rows for rows in (p.rank == rank, p.rank != rank))
-            if here.any() and others.any():
+            on_rank, others = ((p.kind == kind) & rows for rows in (p.rank == rank, p.rank != rank))
+            if on_rank.any() and others.any():
                 layers = np.maximum(np.array(problem.layers or (1,) * problem.stages), 1)[p.stage % max(1, problem.stages)]
                 each = np.median((own / layers)[others])
-                expected[here] = each * layers[here]
+                expected[on_rank] = each * layers[on_rank]
     return expected
 
 

@@ -19,7 +19,7 @@ from .one_direction import zb_h1
 from .plain_step import B, F, StepTimes, W, check_plain, order_of, schedule_of, times_of
 
 TARGETS = 9  # makespans for which the placement of weight gradients is tried
-ENOUGH = 3  # times the ranks: so many microbatches are enough to choose the gap
+ENOUGH = 3  # times the ranks: this number of microbatches is enough to choose the gap
 NEVER = 1 << 60  # µs: the value if there is no schedule
 
 

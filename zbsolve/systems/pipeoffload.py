@@ -97,7 +97,7 @@ def _in_time(step: Problem, O: Numbers, R: Numbers, name: str) -> Bools:  # noqa
 
 
 def _beyond_half(problem: Problem, stages: Ints) -> Bools:
-    """Which of the stages are of none of the first ⌈v/2⌉ chunks."""
+    """Which of the stages are not in the first ⌈v/2⌉ chunks of their rank."""
     chunks = problem.stages // problem.ranks
     return stages >= (chunks + 1) // 2 * problem.ranks
 
@@ -185,11 +185,11 @@ def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
     every, returns = problem.rows("O"), problem.rows("R")
     for stream in sorted({p.stream_sets[i] for i in np.unique(p.streams[every]).tolist()}):
         on_it = np.array([streams == stream for streams in p.stream_sets])[p.streams]
-        here = every[on_it[every]]
-        ranks = np.unique(p.rank[here]).tolist()
-        there = returns[np.isin(p.rank[returns], ranks)]
-        out, back = int(p.duration[here].max()), int(p.duration[there].max())
-        shared = bool(on_it[there].all())
+        copies_out = every[on_it[every]]
+        ranks = np.unique(p.rank[copies_out]).tolist()
+        copies_back = returns[np.isin(p.rank[returns], ranks)]
+        out, back = int(p.duration[copies_out].max()), int(p.duration[copies_back].max())
+        shared = bool(on_it[copies_back].all())
         turn = max(out + back if shared else max(out, back), 1)
         for place, rank in enumerate(ranks):
             lead = ranks[0] if len(ranks) > 1 else rank - rank % PAIR

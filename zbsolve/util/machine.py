@@ -107,7 +107,7 @@ def yardstick() -> float:
     return best
 
 
-POLL = 0.02  # seconds between two looks at whether all is over
+POLL = 0.02  # seconds, at most, between two calls of `over`
 GRACE = 1.0  # seconds for all to end; a thread inside a kernel may end later
 
 

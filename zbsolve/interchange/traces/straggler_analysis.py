@@ -97,9 +97,9 @@ def _links(table: Columns) -> dict[tuple[int, int], list[float]]:
     if table["gmc"].max(initial=-1) > table["stage"].max(initial=-1):
         return delays
     for send, receive, up in MESSAGES:
-        sent, there = (_by_number(table, optype) for optype in (send, receive))
+        sent, received = (_by_number(table, optype) for optype in (send, receive))
         for (step, replica, number, rank), (begun, _) in sent.items():
-            other = there.get((step, replica, number, rank + up))
+            other = received.get((step, replica, number, rank + up))
             if other is not None:
                 delays.setdefault((rank, rank + up), []).append(max(0.0, other[1] - max(begun, other[0])) * SECOND)
     return delays

@@ -155,7 +155,7 @@ class _File:
 
 
 def _place(event: EventForm) -> Place | None:
-    """Which pass a label names; None: none."""
+    """The pass that a label names; None if it names none."""
     match = LABEL.fullmatch(event.label)
     if match is None or match[2] not in KINDS or not match[3]:
         return None
