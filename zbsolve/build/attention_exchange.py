@@ -98,28 +98,28 @@ def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, firs
     columns = {"rank": p.rank[own], "slice": p.slice[rows]}
     passes = replace(p, duration=duration).like(rows, np.where(forward, "FH", "BH"), "compute", away, **columns)
     forth, back = traffic(costs, stage, p.slice[rows], blocks, ~forward)
-    beside = _beside(own, late, helped)
-    chained = np.flatnonzero(beside != own)  # with an edge to the own pass, which says where a rank helps
+    neighbour = _neighbours(own, late, helped)
+    chained = np.flatnonzero(neighbour != own)  # next to another helper: an edge to the own pass tells the place
     edges = problem.edges + Edges.of(begin + count, rows, bytes=back)
     edges += Edges.of(begin, helped, lag=costs.message(stage, forth))
     edges += Edges.of(helped, rows, lag=costs.message(stage, back))
-    edges += Edges.of(np.where(late, beside, helped), np.where(late, helped, beside), bytes=forth + back)
+    edges += Edges.of(np.where(late, neighbour, helped), np.where(late, helped, neighbour), bytes=forth + back)
     edges += Edges.of(np.where(late, own, helped)[chained], np.where(late, helped, own)[chained])
     return replace(problem, passes=passes, edges=edges)
 
 
-def _beside(own: Ints, late: Bools, helped: Ints) -> Ints:
+def _neighbours(own: Ints, late: Bools, helped: Ints) -> Ints:
     """The pass at whose start (end) each helper's memory begins (ends): its rank's own pass, or the helper next to it at the
     same place. late: does a helper come after its own pass?; helped: the helpers' rows."""
-    beside, last = own.copy(), dict[tuple[int, bool], int]()
+    neighbour, last = own.copy(), dict[tuple[int, bool], int]()
     for i, place in enumerate(zip(own.tolist(), late.tolist(), strict=True)):
-        at = last.get(place)
-        if at is not None and late[i]:
-            beside[i] = helped[at]
-        elif at is not None:
-            beside[at] = helped[i]
+        previous = last.get(place)
+        if previous is not None and late[i]:
+            neighbour[i] = helped[previous]
+        elif previous is not None:
+            neighbour[previous] = helped[i]
         last[place] = i
-    return beside
+    return neighbour
 
 
 def check_exchangeable(problem: Problem) -> None:
@@ -192,11 +192,11 @@ def handed_over(problem: Problem) -> dict[tuple[int, int, bool], HandedOver]:
     p, handed = problem.passes, {}
     for kind, own in (("FH", "FA"), ("BH", "BA")):
         rows = problem.rows(kind)
-        for row, beside in zip(rows.tolist(), _like(problem, rows, problem.rows(own)).tolist(), strict=True):
-            away, stays, earlier = int(p.duration[row]), int(p.duration[beside]), int(p.slice[row])
+        for row, kept in zip(rows.tolist(), _like(problem, rows, problem.rows(own)).tolist(), strict=True):
+            away, stays, earlier = int(p.duration[row]), int(p.duration[kept]), int(p.slice[row])
             share = away * (2 * earlier + 1) / (2 * earlier * (away + stays)) if away + stays else 0.5
-            at = int(p.stage[row]), int(problem.parts[row]), kind == "BH"
-            handed[at] = HandedOver(int(p.rank[row]), min(1.0, share))
+            key = int(p.stage[row]), int(problem.parts[row]), kind == "BH"
+            handed[key] = HandedOver(int(p.rank[row]), min(1.0, share))
     return handed
 
 

@@ -110,11 +110,11 @@ def pipeline(
         there are.
     BW: µs a stage of a fused backward, in place of B and W. Without any of the three: a step of forwards alone.
     placement: stage → rank, a tuple, or `single`, `loop`, `vee`, which follow from the number of stages. Several tuples, or
-        `mirror`: routes that microbatches take in turn, so that a stage lives on several ranks.
+        `mirror`: routes that microbatches take in turn, so that a stage is on several ranks.
     microbatches: how many.
     comm: µs between two ranks, one number, one a stage boundary, or {(from rank, to rank): µs}; none inside a rank.
     blocking: whether a message occupies its sender's compute stream. Then the message is the end of the pass that made it: F
-        takes F + comm, and what it holds lives until it is sent (`Edge.sent`). Not with all-to-alls.
+        takes F + comm, and its bytes are held until it is sent (`Edge.sent`). Not with all-to-alls.
     AF, AB: µs a stage of all-to-alls, see `with_all_to_all`.
     exchange: µs a stage of summing gradients, see `with_exchange`.
     recompute, X, held_input: see `with_recompute`.

@@ -84,7 +84,7 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     X: µs a stage, one number, or rows of one a microbatch; None: as long as the stage's F computes. Required, for that part,
         if only part of a stage's layers recompute.
     held_input: bytes a stage of the input that F keeps for X, in the forms of X. They are part of what B and W free. If only
-        part of its layers recompute, with what the others keep.
+        part of its layers recompute, they include the bytes that the others keep.
 
     After F only the input is held; from X's start what B and W free, in total as much as without recompute. If the input is
     larger, the rest is freed when X ends. X may run as soon as F has ended, and must run before B.

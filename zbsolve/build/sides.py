@@ -1,4 +1,4 @@
-"""Side inputs: what a stage makes beside its output, and several later stages take, such as an encoder's output that every
+"""Side inputs: a further output of a stage, which several later stages take, such as an encoder's output that every
 decoder stage attends to. It is sent once to each rank that needs it, and held there until its last use. Gradients are summed
 on that rank and sent back once.
 
@@ -25,7 +25,7 @@ BACKWARDS = ("B", "BW")
 
 @dataclass(frozen=True, slots=True)
 class SideInput:
-    """What a stage makes beside its output, and later stages take.
+    """A further output of a stage, which later stages take.
 
     giver: the stage that makes it.
     takers: the stages that take it, ascending: later ones, and the giver if further layers take it there.
@@ -67,7 +67,7 @@ def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] 
     check_apart(problem, "side inputs")
     if problem.slices > 1:
         raise BadInput("side inputs: sequences are cut into slices, and run knows no side inputs of slices")
-    messages = _Found(_without_rows(problem, begins), begins)
+    messages = _SideEdges(_without_rows(problem, begins), begins)
     for number, side in enumerate(sides):
         _check(side, problem.stages, f"side inputs: number {number}")
         for turn, route in enumerate(problem.routes):
@@ -94,14 +94,14 @@ def _without_rows(problem: Problem, begins: Sequence[int]) -> Problem:
     return replace(problem, edges=e.only(np.flatnonzero(~gone)))
 
 
-class _Found:
+class _SideEdges:
     """Collects the edges of side inputs. held: (row, row) → bytes; sent: (row, row, what it carries) → µs; ordered: edges
     between passes that no row orders."""
 
     def __init__(self, problem: Problem, begins: Sequence[int]) -> None:
         self.problem, self.begins = problem, begins
         kinds = ("F",), BACKWARDS, ("W",), ("X",)
-        self.forward, self.backward, self.weights, self.again = map(self._rows, kinds)
+        self.forward, self.backward, self.weights, self.recompute = map(self._rows, kinds)
         self.held: dict[tuple[int, int], int] = {}
         self.sent: dict[tuple[int, int, str], int] = {}
         self.ordered: dict[tuple[int, int], None] = {}
@@ -137,9 +137,9 @@ class _Found:
                 self._send(B[trained[0]], B[side.giver], "side gradient", side.comm)
 
     def _at_home(self, side: SideInput, microbatches: Ints) -> int:
-        """Add what the giver's stage holds for takers of its own. Returns what its rank holds for later stages from its F
-        on."""
-        F, B, W, X = (rows[side.giver, microbatches] for rows in (self.forward, self.backward, self.weights, self.again))
+        """Add the bytes that the giver's stage holds if it is a taker itself. Returns the bytes that its rank holds from F
+        on for later stages."""
+        F, B, W, X = (rows[side.giver, microbatches] for rows in (self.forward, self.backward, self.weights, self.recompute))
         drops = bool((X >= 0).all())  # a recompute makes it again only then
         more = side.bytes if drops else side.bytes - side.kept
         if side.giver not in side.takers or (B < 0).any():
@@ -160,7 +160,7 @@ class _Found:
             self.sent[a, b, what] = self.sent.get((a, b, what), 0) + comm
 
     def _order(self, rows: Sequence[Ints], stages: Sequence[int]) -> None:
-        """Put one after the other, unless a row does so."""
+        """Order the stages' passes one after the other, except where a row does so."""
         for (first, a), (other, b) in pairwise(zip(rows, stages, strict=True)):
             if any(min(a, b) < begun <= max(a, b) for begun in self.begins):
                 self.ordered |= dict.fromkeys(zip(first.tolist(), other.tolist(), strict=True))

@@ -38,7 +38,7 @@ class Work:
     takes: number of an earlier work with as many pieces; each piece takes the result of the piece with its number there.
     comm: µs until that arrives from another rank.
     held: bytes from the start of its first piece to the end of its last one, or of the F that waits for it.
-    stream: what it occupies of its rank: "compute", or a copy engine, "d2h" or "h2d".
+    stream: the stream of its rank that it occupies: "compute", or a copy engine, "d2h" or "h2d".
     homes: for each piece the rank that does it, one of several; (): the one with least to compute.
     """
 

@@ -293,7 +293,7 @@ else:
         namespace={"__module__": __name__, "__doc__": _State.__doc__},
     )
 
-EXAMPLES = (  # words, query: what one sees at once
+EXAMPLES = (  # words and query of each example on the page
     ("textbook times", ""),
     ("an output layer as long as a stage", "ranks=8&microbatches=24&output=1"),
     ("half of 1F1B's memory", "ranks=8&microbatches=24&placement=vee&memory=4"),

@@ -280,7 +280,7 @@ def check_progress(schedule: Schedule, rows: Sequence[Sequence[Cell]], last: int
     orders = [schedule.sequences[f"compute:{rank}"] for rank in range(len(rows))]
     place = dict(zip(chain.from_iterable(rows), np.concatenate(orders).tolist(), strict=True))
     backward = backwards(rows)
-    waits = [(place[need], at) for cell, at in place.items() for need in reversed(needs(cell, backward, last))]
+    waits = [(place[need], row) for cell, row in place.items() for need in reversed(needs(cell, backward, last))]
     arcs = Precedence.of(schedule.problem, orders, np.array(waits, np.int64).reshape(-1, 2))
     longest_path(schedule.problem, arcs)
 

@@ -244,9 +244,9 @@ def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
 
 def _link_scale(trace: Trace) -> tuple[float, int]:
     """By which factor messages took longer than predicted (1 if none was measured), and the number of measured messages."""
-    heard = heard_messages(trace)
-    measured, lag = sum(float(array.sum()) for array in heard.values()), trace.problem.edges.lag
-    predicted, count = sum(float(lag[row]) * len(array) for row, array in heard.items()), sum(map(len, heard.values()))
+    delays = heard_messages(trace)
+    measured, lag = sum(float(array.sum()) for array in delays.values()), trace.problem.edges.lag
+    predicted, count = sum(float(lag[row]) * len(array) for row, array in delays.items()), sum(map(len, delays.values()))
     return (measured / predicted, count) if predicted else (1.0, 0)
 
 

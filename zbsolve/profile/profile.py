@@ -40,8 +40,8 @@ Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
-    """A collective between `ranks` ranks on `nodes` nodes takes latency + bytes / bytes_per_us µs for a tensor of so many
-    bytes, which every rank has in full before or after it."""
+    """A collective between `ranks` ranks on `nodes` nodes. For a tensor of n bytes, which every rank has in full before or
+    after it, it takes latency + n / bytes_per_us µs."""
 
     kind: str
     ranks: Count

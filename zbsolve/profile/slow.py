@@ -154,15 +154,15 @@ def _links(problem: Problem) -> dict[tuple[int, int], Ints]:
     pairs: dict[tuple[int, int], list[int]] = {}
     for row in rows.tolist():
         pairs.setdefault((int(rank[e.before[row]]), int(rank[e.after[row]])), []).append(row)
-    return {pair: np.array(some) for pair, some in pairs.items()}
+    return {pair: np.array(numbers) for pair, numbers in pairs.items()}
 
 
 def _with_links(trace: Trace) -> Problem:
     """The problem with the messages' measured times on each link, where idle ranks waited for them."""
-    problem, heard = trace.problem, heard_messages(trace)
+    problem, delays = trace.problem, heard_messages(trace)
     lag = problem.edges.lag.astype(np.float64)
     for rows in _links(problem).values():
-        took = np.concatenate([heard[row] for row in rows.tolist() if row in heard] or [np.zeros(0)])
+        took = np.concatenate([delays[row] for row in rows.tolist() if row in delays] or [np.zeros(0)])
         if len(took):
             lag[rows] *= np.median(took) / np.mean(problem.edges.lag[rows])
     return replace(problem, edges=replace(problem.edges, lag=np.rint(lag).astype(np.int64)))

@@ -97,8 +97,8 @@ def _warm_up(step: StepTimes) -> Ints:
     begin = np.cumsum(duration[F]) - duration[F] + np.cumsum(lag[F])
     up = (duration[B][1:] + lag[B][:-1])[::-1]
     back = begin[-1] + duration[F, -1] + np.concatenate([[0], np.cumsum(up)])[::-1]
-    there: Ints = (back - begin) // np.maximum(1, np.maximum.accumulate(duration[F]))
-    return np.clip(there, 1, _fits(step))
+    forwards: Ints = (back - begin) // np.maximum(1, np.maximum.accumulate(duration[F]))
+    return np.clip(forwards, 1, _fits(step))
 
 
 @kernel

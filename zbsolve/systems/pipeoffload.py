@@ -72,7 +72,7 @@ def po_full(problem: Problem) -> Schedule:
 @order_of("po-h")
 def po_half(problem: Problem) -> Schedule:
     """PO-H (arXiv 2503.01328): the chunks with the longest lifespan are offloaded, the first ⌈v/2⌉ of each rank. A device
-    holds (v + 2)/(8v)·M, and what is being copied."""
+    holds (v + 2)/(8v)·M, and the bytes that are being copied."""
     if _beyond_half(problem, _offloaded(problem, "po-h")).any():
         raise BadInput("po-h: the step offloads more than the first half of the chunks, which is po-f")
     return _schedule(problem, "po-h")

@@ -170,7 +170,7 @@ def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> 
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of `path`, compressed by gzip or not, whatever its name, without a byte order mark as spreadsheets write it;
+    """The text of `path`, decompressed if it is gzip, without the byte order mark that spreadsheets write;
     `-` is standard input. Raises BadInput."""
     try:
         if str(path) != "-" and Path(path).stat().st_size > MAX_BYTES:

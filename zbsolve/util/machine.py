@@ -84,7 +84,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
-    """Installed versions by name ("" where one is missing); without names, of zbsolve and what it solves with."""
+    """Installed versions by name ("" where one is missing); without names, of zbsolve and its libraries for solving."""
 
     def of(name: str) -> str:
         try:

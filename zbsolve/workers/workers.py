@@ -179,9 +179,9 @@ class Processes:
         busy = {worker.output: worker for worker in self._busy}
         for output in wait(list(busy), seconds):
             assert isinstance(output, int)
-            worker, some = busy[output], os.read(output, CHUNK)
-            worker.received += some
-            if not some:
+            worker, part = busy[output], os.read(output, CHUNK)
+            worker.received += part
+            if not part:
                 self._died(worker)
             elif worker.received.endswith(b"\n"):
                 assert worker.job is not None

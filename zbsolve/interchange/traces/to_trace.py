@@ -27,7 +27,7 @@ from ...util.text import format_time, printable
 from ...verifier import verify
 from .recording import HOST, MOST, ONE, OWN, RecordedStep, Recording
 
-# A message may seem to arrive before it was sent, by this share of a step or so many µs, because clocks are not exact:
+# A message may seem to arrive before it was sent, by this share of a step or this many µs, because clocks are not exact:
 # clocks synchronised over a network differ by some 0.5 ms.
 TOLERANCE, LEAST_TOLERANCE = 1e-3, {OWN: 50.0, HOST: 50.0, ONE: 500.0}
 ALIGNED = "aligned by messages"
@@ -288,11 +288,11 @@ def gaps_of(trace: Trace) -> Gaps:
         for names in trace.schedule.values():
             rows = np.array([problem.index[name] for name in names])
             before, after = rows[:-1], rows[1:]
-            had = arrived[after] <= step.end[before]
+            ready = arrived[after] <= step.end[before]
             gap = np.maximum(0.0, step.start[after] - step.end[before])
-            behind += gap[had & sends[before]].tolist()
-            sizes += message[before[had & sends[before]]].tolist()
-            silent.setdefault(int(rank[rows[0]]), []).extend(gap[had & ~sends[before]].tolist())
+            behind += gap[ready & sends[before]].tolist()
+            sizes += message[before[ready & sends[before]]].tolist()
+            silent.setdefault(int(rank[rows[0]]), []).extend(gap[ready & ~sends[before]].tolist())
     least = min((median(row) for row in silent.values() if row), default=0.0)
     row = behind or [0.0]
     return Gaps(len(behind), median(row), quartiles(row)[0], least, median(sizes or [0.0]))
