@@ -65,8 +65,8 @@ def with_attention_exchange(
 
 def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
     """`problem` with these passes cut: first new rows for the parts before their attention, then for all of their attention;
-    the rest keeps the old name. What waited for a pass waits for its last part; its first part waits for what the pass
-    waited for; and its bytes are held from the first part to the last."""
+    the rest keeps the old name. The first part gets the inputs of the pass, and all that waited for the pass wait for its
+    last part. Its bytes are held from the first part to the last."""
     p, e = problem.passes, problem.edges
     duration, forward = p.duration.copy(), p.are("F")[rows]
     duration[rows] = parts.behind
@@ -168,7 +168,7 @@ def with_parts(problem: Problem, schedule: Schedule) -> Schedule:
     before: dict[int, list[int]] = {}
     for kinds, last in ((("FQ", "FA"), ("F",)), (("BQ", "BA"), ("B", "BW"))):
         rows = problem.rows(*kinds)  # FQ and BQ come before FA and BA in the table
-        for row, whole in zip(rows.tolist(), _like(problem, rows, problem.rows(*last)).tolist(), strict=True):
+        for row, whole in zip(rows.tolist(), _matching(problem, rows, problem.rows(*last)).tolist(), strict=True):
             before.setdefault(whole, []).append(row)
     first, behind = _helpers(problem)
 
@@ -192,7 +192,7 @@ def handed_over(problem: Problem) -> dict[tuple[int, int, bool], HandedOver]:
     p, handed = problem.passes, {}
     for kind, own in (("FH", "FA"), ("BH", "BA")):
         rows = problem.rows(kind)
-        for row, kept in zip(rows.tolist(), _like(problem, rows, problem.rows(own)).tolist(), strict=True):
+        for row, kept in zip(rows.tolist(), _matching(problem, rows, problem.rows(own)).tolist(), strict=True):
             away, stays, earlier = int(p.duration[row]), int(p.duration[kept]), int(p.slice[row])
             share = away * (2 * earlier + 1) / (2 * earlier * (away + stays)) if away + stays else 0.5
             key = int(p.stage[row]), int(problem.parts[row]), kind == "BH"
@@ -213,7 +213,7 @@ def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int
     return first, behind
 
 
-def _like(problem: Problem, rows: Ints, others: Ints) -> Ints:
+def _matching(problem: Problem, rows: Ints, others: Ints) -> Ints:
     """For each of `rows`, the one of `others` with the same stage, microbatch and slice."""
     p = problem.passes
     key = p.stage * (int(problem.parts.max()) + 1) + problem.parts

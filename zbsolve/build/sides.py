@@ -43,7 +43,7 @@ class SideInput:
     kept: int = 0
 
     def of_ranks(self, route: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Each rank that takes it, with the later stages there that do, ascending. route: stage → rank."""
+        """Each rank with takers after the giver, and these takers, ascending. route: stage → rank."""
         later = [stage for stage in self.takers if stage != self.giver]
         for rank in dict.fromkeys(route[stage] for stage in later):
             yield rank, tuple(stage for stage in later if route[stage] == rank)
@@ -55,8 +55,8 @@ def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] 
 
     A rank holds a side input from that F on (the giver's rank from its F on, if it has takers) until the last backward
     there that takes it; each taker until its W, if it has one. If the giver's own stage takes it and recomputes, it
-    holds it from X on. A rank with several takers holds as much for the sum of their gradients, from its first
-    such backward on, the giver's rank until the giver's backward.
+    holds it from X on. A rank with several takers holds as many bytes for the sum of their gradients, from
+    the first of their backwards to the last; the giver's rank holds them until the giver's backward.
 
     sides: in any order.
     begins: stages other than the first that begin a row: they take the batch, and no message connects them to the stage

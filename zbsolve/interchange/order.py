@@ -148,7 +148,7 @@ def without_group_passes(schedule: Schedule) -> Schedule:
 def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
     """Stage → rank. Raises Refused for kinds of passes, and for placements, that the engine does not have."""
     engine, known = target.engine, {kind: None for kinds in target.places.values() for kind in kinds}
-    for row in _strange(problem, known)[:1]:
+    for row in _unsupported(problem, known)[:1]:
         odd, name = problem.passes[row], problem.names[row]
         if odd.kind not in known:
             others = [kind for kind in problem.passes.kinds if kind not in known and kind != odd.kind]
@@ -175,7 +175,7 @@ def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
     return placement
 
 
-def _strange(problem: Problem, known: Iterable[str]) -> list[int]:
+def _unsupported(problem: Problem, known: Iterable[str]) -> list[int]:
     """Rows of passes that are of an unknown kind, sliced, not on their stage's first rank, or not on its compute stream."""
     p = problem.passes
     first = np.array([ranks[0] if ranks else -1 for ranks in problem.stage_ranks])

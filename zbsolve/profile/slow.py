@@ -52,10 +52,10 @@ def slow_parts(trace: Trace) -> tuple[Slow, ...]:
     lengths, now = lengths_of(trace), replace(trace, problem=_with_links(trace))
     parts = [*_slow_links(trace, now), *_slow_microbatches(now, lengths)]
     ranks, ratio = now.problem.ranks, now.computed() / np.maximum(_expected(trace, lengths), 1e-9)
-    usual, pipelines = _beside(now, ratio), _pipelines(trace)
+    usual, pipelines = _relative(now, ratio), _pipelines(trace)
     for name in dict.fromkeys(pipelines) if len(set(pipelines)) > 1 else ():
         rows = [i for i, other in enumerate(pipelines) if other == name]
-        own = _beside(now, ratio[rows])
+        own = _relative(now, ratio[rows])
         parts += [_slow_rank(now, ratio, rank, rows, name) for rank in range(ranks) if own[rank] >= ALONE * usual[rank]]
     parts += [_slow_rank(now, ratio, rank, range(len(trace.steps)), "") for rank in range(ranks)]
     kept = [slow for slow in parts if slow.times >= SLOWER and slow.cost >= LEAST_SHARE * slow.step]
@@ -105,7 +105,7 @@ def _expected(trace: Trace, lengths: Lengths) -> Floats:
     return expected
 
 
-def _beside(trace: Trace, ratio: Floats) -> Floats:
+def _relative(trace: Trace, ratio: Floats) -> Floats:
     """For each rank, the ratio of its passes' times to the expected ones, the median over `ratio`'s steps, relative to the
     median of the other ranks, shape (ranks,)."""
     problem = trace.problem
@@ -124,7 +124,7 @@ def _others(values: Sequence[float], i: int) -> float:
 def _slow_rank(trace: Trace, ratio: Floats, rank: int, steps: Sequence[int], replica: str) -> Slow:
     """A slow rank. Its cost is for expected times, times the others' ratio; variation between passes is kept."""
     own, several = (trace.problem.passes.rank == rank) & trace.problem.computing, ratio[list(steps)]
-    times = float(_beside(trace, several)[rank])
+    times = float(_relative(trace, several)[rank])
     usual = np.median(several[:, own].mean(axis=1)) / times if own.any() else 1.0
     scale = np.where(own, usual / np.maximum(np.median(several, axis=0), 1e-9), 1.0)
     return _slow(trace, steps, (f"rank {rank}", replica), times, scale)

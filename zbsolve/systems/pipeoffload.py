@@ -116,7 +116,7 @@ def _schedule(problem: Problem, name: str) -> Schedule:
     plain, p = without_side_streams(problem), problem.passes
     cycles, start = _turns(problem, np.zeros(problem.ranks, np.int64)), np.zeros(len(p), np.int64)
     start[problem.computing] = _starts(plain, _with_time_to_copy(_block(plain, name), problem, cycles))
-    start = _behind_inputs(problem, start)
+    start = _after_inputs(problem, start)
     begun = np.array([start[problem.rows("F", rank=rank)].min() for rank in range(problem.ranks)])
     for rank, turns in _turns(problem, begun).items():
         _put_copies(problem, start, rank, turns, name)
@@ -165,7 +165,7 @@ def _starts(plain: Problem, block: Block) -> Ints:
     return simulate(replace(plain, edges=plain.edges + waits), orders).start
 
 
-def _behind_inputs(problem: Problem, start: Ints) -> Ints:
+def _after_inputs(problem: Problem, start: Ints) -> Ints:
     """`start` with passes on side streams as early as their inputs allow."""
     e, side = problem.edges, np.zeros(len(start), bool)
     side[problem.side_stream] = True

@@ -54,7 +54,7 @@ def torch_window(schedule: Schedule, window: int = WINDOW) -> Schedule:
             syncs.append((names[orders[rank][at - 1]], other.names[gather]))
     for row in other.rows("RS", "C").tolist():
         rank = int(other.passes.rank[row])
-        comm[rank].append((_behind(other, sequences[f"compute:{rank}"], row), row))
+        comm[rank].append((_after_inputs(other, sequences[f"compute:{rank}"], row), row))
     sequences |= {f"comm:{rank}": [row for _, row in sorted(lane)] for rank, lane in comm.items() if lane}
     return Schedule.of(other, sequences, syncs)
 
@@ -75,7 +75,7 @@ def _uses(problem: Problem, order: Ints, window: int) -> list[tuple[int, Ints]]:
     return [(position, np.array(rows, np.int64)) for position, rows in uses]
 
 
-def _behind(problem: Problem, order: list[int], row: int) -> float:
+def _after_inputs(problem: Problem, order: list[int], row: int) -> float:
     """The position of `row` in the order: directly after the last pass that it waits for; at the end if it also waits for
     passes outside the order."""
     place = {i: position for position, i in enumerate(order)}

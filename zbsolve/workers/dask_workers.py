@@ -95,7 +95,7 @@ class DaskCluster:
         self._token, self._runs, self._looked, self._count = f"zbsolve-{uuid4().hex}", 0, 0.0, 0
 
     def join(self) -> None:
-        """Wait for a worker, and give each its part. Raises BadInput where there is none."""
+        """Wait for a worker, and put the plugin on each. Raises BadInput if there is none."""
         from distributed.diagnostics.plugin import WorkerPlugin
 
         try:
@@ -103,7 +103,7 @@ class DaskCluster:
         except TimeoutError:
             raise BadInput(f"on '{self._address}': the scheduler has no workers") from None
         self._client.register_plugin(type("Incumbent", (Incumbents, WorkerPlugin), {})(), name=self._token)
-        self._client.subscribe_topic("all", self._heard)
+        self._client.subscribe_topic("all", self._on_event)
 
     def leave(self) -> None:
         """Remove the plugin and the subscription from the cluster."""
@@ -184,7 +184,7 @@ class DaskCluster:
         self._notice(line := f"{self._address}: {why}: the search ends")
         return WorkersLost(line)
 
-    def _heard(self, event: tuple[float, Any]) -> None:
+    def _on_event(self, event: tuple[float, Any]) -> None:
         """Report a lost worker, from an event of the scheduler."""
         _, message = event
         if isinstance(message, dict) and message.get("action") == "remove-worker" and message.get("processing-tasks"):
