@@ -270,7 +270,7 @@ def heard_messages(trace: Trace) -> dict[int, Floats]:
 
 
 def without_shards(base: Profile | None) -> Profile:
-    """`base` without what is sharded of its vocabulary, as the layers of such a run are. Raises BadInput."""
+    """`base` without the sharded parts of its layers, for a run whose vocabulary is sharded. Raises BadInput."""
     if base is None:
         raise BadInput("trace: its vocabulary is sharded: a base profile is needed, which says what is left of the layers")
     return without_vocabulary(base)
