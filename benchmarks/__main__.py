@@ -1,10 +1,10 @@
-"""Every number of the docs comes from a table here: this lists them, runs one, or runs all.
+"""List the tables from which the numbers of the docs come, or run one or all.
 
     python -m benchmarks                              the scripts and their tables
     python -m benchmarks SCRIPT [TABLE] [OPTION …]    makes a table's file anew; without TABLE, all of the script's
     python -m benchmarks all                          makes all anew, which takes many hours
 
-A table that needs what is not here (a GPU, another checkout, a browser) says so.
+A table that needs something missing (a GPU, another checkout, a browser) says so.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ from .harness import scripts, tables_of
 
 
 def main(words: list[str]) -> int:
-    """The exit code: 1 where a result is wrong."""
+    """The exit code: 1 if a result is wrong."""
     if not words or words[0] in ("-h", "--help"):
         print(__doc__)
         for script in scripts():

@@ -24,7 +24,7 @@ FAR_OFF = 0.2  # measured beside predicted: from here on the prediction is of an
 
 
 def command(*words: str, limit: float = 600.0) -> None:
-    """Run one zbsolve command, and show it. Raises SystemExit where it fails."""
+    """Run one zbsolve command, and show it. Raises SystemExit if it fails."""
     print(f"\n$ zbsolve {shlex.join(words)}", flush=True)
     whole = [sys.executable, "-m", "zbsolve.cli", *words]
     code = subprocess.run(whole, env=child_environment(), timeout=limit, check=False).returncode
@@ -63,7 +63,8 @@ def demo(output: Path) -> Results:
 
 
 def cautions(profile: Profile, runs: dict[str, Comparison]) -> list[str]:
-    """What makes the predicted speed-up meaningless, in lines; none where the profile was quiet and runs agree with it."""
+    """What makes the predicted speed-up meaningless, in lines; none if the profile had little noise and runs agree with
+    it."""
     found = [f"WARNING: the profile was {text}" for text in profile.facts.get("warnings", []) if text.startswith(DISTURBED)]
     for name, one in runs.items():
         off = one.difference / max(1, one.predicted)
@@ -125,7 +126,7 @@ class Job(NamedTuple):
 
 
 def line_of(found: Results) -> str:
-    """All that matters, in a line."""
+    """The main numbers in one line."""
     job, rows, gain = found["job"], found["rows"], found["speed_up"]
     each = [f"{name} {row['predicted_ms']:.1f} predicted {row['measured_ms']:.1f} ms measured" for name, row in rows.items()]
     steps = ", ".join(each)
@@ -145,10 +146,10 @@ def gpus(
 ) -> Results:
     """The main job on this machine's GPUs, one rank each: profile, solve, run 1F1B and the order that is found.
 
-    It takes some ten minutes on eight GPUs. The last line says all that matters: send it back with the file. Each step is a
-    command of zbsolve, printed before it runs, so that it can be run by hand too. Not run on several GPUs yet. tiny: a small
-    model: shows that it works, with --device cpu. model: as zbsolve profile takes it. ranks: one a GPU of this machine, if
-    not said. eager: without CUDA graphs. Raises SystemExit where there are no GPUs, and where a command fails."""
+    It takes some ten minutes on eight GPUs. Send back the last line, with the main numbers, and the file. Each step is a
+    command of zbsolve, printed before it runs. Not run on several GPUs yet. tiny: a small model: shows that it works, with
+    --device cpu. model: as zbsolve profile takes it. ranks: by default one for each GPU of this machine. eager: without CUDA
+    graphs. Raises SystemExit if there is no GPU or a command fails."""
     import torch
 
     cuda = device == "cuda"

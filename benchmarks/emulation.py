@@ -1,5 +1,5 @@
-"""Predictions beside runs, on emulated devices (`run --emulate`) and on this machine's cores: plain steps, one long sequence
-in slices, a sharded vocabulary, sharded parameters, and work in bubbles."""
+"""Predictions compared with runs, on emulated devices (`run --emulate`) and on this machine's cores: plain steps, one long
+sequence in slices, a sharded vocabulary, sharded parameters, and work in bubbles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .harness import Results, rows_of, table
 
 
 def _row(schedule: Schedule, trace: Trace, base: Results | None) -> Results:
-    """What a run shows beside the prediction, µs and bytes; gains are over the first row's."""
+    """The run's numbers and the predicted ones, µs and bytes; gains are relative to the first row."""
     times = {"predicted": float(schedule.timeline().makespan), "measured": float(trace.median().makespan)}
     return {
         **times,
@@ -65,9 +65,9 @@ MODEL = f"mlp-{LAYERS}"
 @table()
 def emulate(steps: int = 9, seconds: float = 20.0) -> Results:
     """Do emulated devices keep to the prediction? 8 ranks and 24 microbatches on whatever cores are here: a model of 16
-    layers, passes of 5 ms and more, a last layer that costs more than the others. Each schedule is predicted, run on 8
-    processes that stretch their (tiny) real work to the profile's times, and compared; so are the speed-ups over 1F1B. The
-    last row asks for devices fifty times as fast: this machine cannot keep up, and the measured step says so."""
+    layers, passes of 5 ms and more, a last layer that takes longer than the others. Each schedule is predicted, and run on 8
+    processes that stretch their (tiny) real work to the profile's times. Steps and speed-ups over 1F1B are compared. The
+    last row has devices fifty times as fast: this machine cannot keep up, and the measured step shows it."""
     usual, fast = _made_up(1.0), _made_up(1 / 50)
     schedules = {
         "1F1B": preset("1f1b", _step(usual, "single", fused=True)),
@@ -112,10 +112,10 @@ STATS = (("median", np.median), ("worst", np.max))
 
 @table()
 def slack(seeds: int = 3, steps: int = 10, draws: int = 200) -> Results:
-    """Ranks that run later W's while they wait (`run --split layers:slack`) beside the order as given, under the same drawn
-    times: ZB-H1 and ZB-V of four ranks and 12 microbatches, passes of 18 to 48 ms. Steps on emulated devices, of each seed,
-    without those in which a device waited for this machine; and the same rule by the longest path, of many draws. Changes
-    are step by step."""
+    """Ranks that run later W's while they wait (`run --split layers:slack`) compared with the given order, with the same
+    random times: ZB-H1 and ZB-V on four ranks with 12 microbatches, passes of 18 to 48 ms. Steps run on emulated devices
+    with each seed, without those in which a device waited for this machine. The longest path also simulates the same rule
+    with many draws. Changes are step by step."""
 
     def rows() -> Iterator[tuple[str, Results]]:
         single = pipeline([40_000] * 4, B=[48_000] * 4, W=[36_000] * 4, microbatches=12, comm=2000, layers=[1] * 4)
@@ -178,7 +178,7 @@ def slack_table(rows: Results) -> str:
 
 
 def _beside(given: Floats, early: Floats, waited: Floats | None = None) -> Results:
-    """Medians and worst steps, µs; changes step by step."""
+    """Median and worst steps, µs; changes step by step."""
     kept = np.ones(len(given), bool) if waited is None else waited == 0
     given, early = given[kept], early[kept]
     change = early / given - 1
@@ -191,7 +191,7 @@ def _beside(given: Floats, early: Floats, waited: Floats | None = None) -> Resul
 
 
 def longest(schedule: Schedule, took: Floats, slack: bool) -> float:
-    """µs of a step in which passes take these times, with the rule of `zbsolve.exec.slack` or without."""
+    """µs of a step with these times of passes, with the rule of `zbsolve.exec.slack` or without."""
     problem, e = schedule.problem, schedule.problem.edges
     kinds, rank, usual = problem.passes.kind_names, problem.passes.rank.tolist(), problem.passes.duration.tolist()
     inputs: list[list[tuple[int, int]]] = [[] for _ in kinds]
@@ -272,15 +272,15 @@ def wordy_stand_in() -> Given:
 @table()
 def slices_run(steps: int = 3, seconds: float = 10.0, schedules: tuple[str, ...] = SCHEDULES) -> Results:
     """One long sequence on four ranks, whole and in 16 slices, predicted and run. The step is Llama 3 8B's with 128k tokens
-    as estimated for an H100, one microbatch. Four emulated devices take its times, with a small model of as many layers in
-    place of the real one: the executor runs, message by message and slice by slice. One layer of each stage has attention:
-    where ranks exchange it, each layer that has some waits for an answer, and all waits of a pass are to take less than the
+    as estimated for an H100, one microbatch. Four emulated devices take its times, with a small model of as many layers
+    instead of the real one: the executor runs, message by message and slice by slice. Only one layer of each stage has
+    attention: if ranks exchange it, each such layer waits for an answer, and all waits of a pass should be shorter than the
     pass, on a busy machine too.
 
-    1f1b: the whole sequence. slimpipe: even slices in SlimPipe's order (arXiv 2504.14519). even-work: the same order of
-    slices that take as long (Seq1F1B, arXiv 2406.03488). exchange: slimpipe with attention that waiting ranks make for late
-    slices. search: what solve finds of even slices with a split backward, where every rank may hold what slimpipe's fullest
-    one holds; the others are fused."""
+    1f1b: the whole sequence. slimpipe: even slices in SlimPipe's order (arXiv 2504.14519). even-work: the same order with
+    slices of equal times (Seq1F1B, arXiv 2406.03488). exchange: slimpipe, and waiting ranks compute attention for late
+    slices. search: what solve finds for even slices with a split backward, if every rank may hold what slimpipe's fullest
+    rank holds; the others have a fused backward."""
     profile = replace(estimate(f"llama3-8b@length={TOKENS}", "h100"), capacity=None)
     rows: Results = {}
     for name in schedules:
@@ -293,8 +293,8 @@ def slices_run(steps: int = 3, seconds: float = 10.0, schedules: tuple[str, ...]
 
 
 def _sliced(profile: Profile, name: str, seconds: float) -> Schedule:
-    """The schedule that is called so here: as many blocks on each stage, the embedding with the first, the output with the
-    last."""
+    """The schedule of this name: each stage has equally many blocks, the first also the embedding, the last also the
+    output."""
     each = (len(profile.layers) - 2) // SLICED
     counts = (each + 1, *(each,) * (SLICED - 2), each + 1)
     slices: Any = {"1f1b": 1, "even-work": f"{SLICES}:even-work"}.get(name, SLICES)
@@ -310,7 +310,7 @@ def _sliced(profile: Profile, name: str, seconds: float) -> Schedule:
 
 
 def slices_run_table(rows: Results) -> str:
-    """A line each schedule: its step, predicted and measured, how far apart they are, its gain over the whole sequence, its
+    """A line for each schedule: its step, predicted and measured, their difference, the gain over the whole sequence, the
     bubble, and bytes of activations on the fullest rank."""
     unit, sizes = in_one_unit([max(one["predicted_bytes"]) for one in rows.values()])
     lines = [("schedule", "predicted s", "measured s", "apart", "gain", "bubble", unit)]
@@ -323,10 +323,10 @@ def slices_run_table(rows: Results) -> str:
 
 @table()
 def vocabulary_run(steps: int = 5, seconds: float = 5.0) -> Results:
-    """What a sharded vocabulary gains, predicted and measured: 32k words, a tiny model, which is profiled here. The same
-    step is solved with output layer and loss on the last stage (layers redistributed as well as may be) and sharded over all
-    ranks. Two ranks run both with their real passes, gradients checked. Four emulated devices take the profile's times, with
-    a small model of as many layers in place of the real one."""
+    """What a sharded vocabulary gains, predicted and measured, with 32k words and a tiny model, which is profiled first. The
+    same step is solved with output layer and loss on the last stage (layers redistributed as evenly as possible), and with
+    both sharded over all ranks. Two ranks run both with real passes and check gradients. Four emulated devices take the
+    profile's times, with a small model of as many layers instead of the real one."""
     model = "benchmarks.emulation:wordy_model"
     with tempfile.TemporaryDirectory(prefix="zbsolve-vocabulary-") as folder:
         path = str(Path(folder) / "profile.json")
@@ -361,11 +361,11 @@ PLACEMENT, PASS_TIME, LINK_TIME, COLLECTIVE_TIME = (0, 1, 0, 1), 8_000, 100, 24_
 
 @table()
 def fsdp(steps: int = 8, rounds: int = 2, seconds: float = 10.0) -> Results:
-    """Sharded parameters with gathers and reductions in the schedule, beside torch's rule. Two pipelines of two ranks, two
-    stages a rank, each stage sharded over two ranks (FSDP2); 8 microbatches. Torch's runtime gathers in the order of use, up
-    to three stages ahead, and reduces behind a stage's last backward: so do the rows of its schedules. The search places
-    both by itself. Emulated devices have passes of 8 ms, gathers and reductions of 24 ms. The real run has four processes on
-    whatever cores are here, and no times are given to it: gloo's collectives take these cores too."""
+    """Sharded parameters with gathers and reductions in the schedule, compared with torch's rule. There are two pipelines of
+    two ranks, two stages a rank, each stage sharded over two ranks (FSDP2), and 8 microbatches. Torch's runtime gathers in
+    the order of use, up to three stages ahead, and reduces after a stage's last backward: so do the rows of its schedules.
+    The search places both itself. Emulated devices have passes of 8 ms, gathers and reductions of 24 ms. The real run has
+    four processes on this machine's cores, without emulated times: gloo's collectives take these cores too."""
     schedules = {
         "interleaved 1F1B, torch's rule": torch_window(preset("interleaved", _sharded(fused=True))),
         "interleaved zero bubble, torch's rule": torch_window(preset("interleaved-zb", _sharded(fused=False))),
@@ -443,10 +443,10 @@ TOWER_F, NOTHING = 20_000, {"held_until_B": 0, "held_until_W": 0, "output_bytes"
 
 @table()
 def tower_run(steps: int = 6, seconds: float = 20.0, tower: int = 4) -> Results:
-    """A frozen vision tower before a decoder, on four emulated devices: as the first layers of the pipeline, in the best
-    split that the search finds for what passes really take, and as work beside the step, where the forwards of the next
-    batch run wherever ranks would wait (Optimus, ATC'25) and their results go to rank 0, which feeds them into the next
-    step. All train the same decoder on the same batches: `losses` says by how much theirs differ at most."""
+    """A frozen vision tower before a decoder, on four emulated devices. Once it is the first layers of the pipeline, in the
+    best split that the search finds for the true times of passes. Once it is work beside the step: ranks that would wait run
+    forwards of the next batch (Optimus, ATC'25), and send results to rank 0, which uses them in the next step. All train the
+    same decoder on the same batches: `losses` has the largest difference of their losses."""
     layer = Layer("", TOWER_F, 24_000, 20_000, 44_000, parameter_bytes=256, **NOTHING)
     frozen = Layer("", TOWER_F, 0, 0, 0, parameter_bytes=256, frozen_bytes=256, **NOTHING)
     decoder = [replace(layer, name=f"decoder{i}") for i in range(DECODER)]
@@ -501,7 +501,7 @@ def _tower_trained(schedule: Schedule, tower: int, steps: int, beside: bool) -> 
     batches = [torch.randn(IMAGES, 4, 8) for _ in range(steps + 2)]
 
     def work(rank: int, piece: int, pieces: int, features: Tensor | None = None) -> Tensor | None:
-        """Images of the next batch through the tower; or, on rank 0, what has come of them."""
+        """Run images of the next batch through the tower; or, on rank 0, collect the results."""
         if features is None:
             return frozen(batches[now + 1][piece])  # type: ignore[no-any-return]
         arrived[piece - IMAGES] = features

@@ -1,5 +1,5 @@
-"""What the executor costs on CPUs: beside torch's own pipeline runtime, a message, and a barrier at the end of a step. Ranks
-are processes with one thread each, on gloo; what is compared takes turns in the same processes."""
+"""The executor's times on CPUs: compared with torch's own pipeline runtime, for a message, and for a barrier at the end of a
+step. Ranks are processes with one thread each, on gloo; compared runs take turns in the same processes."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ RUNTIMES = ("plain", "torch", "zbsolve")
 
 @table(lambda model, **_: "runtime" if len(model) > 1 else f"runtime-{model[0]}")
 def runtime(model: tuple[Literal["tiny", "gpt"], ...] = ("tiny", "gpt"), ranks: int = 2, rounds: int = 8) -> Results:
-    """The executor beside torch's own pipeline runtime: same model, ranks and order of work. tiny: one small layer a stage,
-    so the work is less than the cost of starting it; gpt: 8 blocks of a small GPT. `step`: wall time of a step, ms. `host`:
-    CPU time of the rank's own thread in `step()`, a pass (F, B, W or BW), µs; `cpu`: of all threads of the process. `plain`:
-    the same forwards and backwards in autograd alone, without any runtime; what a runtime takes on top is `beyond`."""
+    """The executor compared with torch's own pipeline runtime: same model, ranks and order of work. tiny: one small layer a
+    stage, whose work takes less than starting it; gpt: 8 blocks of a small GPT. `step`: wall time of a step, ms. `host`: CPU
+    time of the rank's own thread in `step()` for a pass (F, B, W or BW), µs; `cpu`: of all threads of the process. `plain`:
+    the same forwards and backwards in autograd alone, without a runtime; `beyond`: a runtime's time beyond that."""
     found = on_ranks(ranks, "benchmarks.executor:runtimes_on", [list(model), rounds], LIMIT)
     rows = listed(_medians(name, case, [one[name][case] for one in found]) for name in model for case in CASES)
     return {"ranks": ranks, "microbatches": MICROBATCHES, "steps": rounds * STEPS, "rows": rows, "samples": found}
@@ -91,7 +91,7 @@ def _all_in_turn(case: str, model: str, rank: int, rounds: int) -> Results:
 
 
 def layers(model: str, stages: int) -> list[nn.Module]:
-    """One layer a stage (tiny), or 8 blocks of a small GPT shared out among them."""
+    """One layer a stage (tiny), or 8 blocks of a small GPT divided among stages."""
     torch.manual_seed(0)
     if model == "tiny":
         return [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(stages)]
@@ -164,10 +164,10 @@ WARM_TURNS, TURNS, BURST = 5, 20, 8
 
 @table()
 def messages(rounds: int = 5) -> Results:
-    """A message between two ranks of one machine, through shared memory, which both map, and through gloo: the executor's
-    own messages. `there`: from before the send to when the receiver has it, one message at a time, µs; `host`: CPU time of
-    both walking threads a message (send, post, take); `cpu`: of all threads of both processes. `stream`: bytes a second of
-    BURST messages sent at once, from the first send to the last one taken, GB/s."""
+    """The executor's messages between two ranks of one machine, through shared memory, which both map, and through gloo.
+    `there`: from before the send until the receiver has it, one message at a time, µs; `host`: CPU time of the sending and
+    the receiving thread for a message (send, post, take); `cpu`: of all threads of both processes. `stream`: bytes a second
+    of BURST messages sent at once, from the first send to the last one taken, GB/s."""
     found = on_ranks(2, "benchmarks.executor:both_ways", rounds, LIMIT)
 
     def row(size: int) -> Results:
@@ -199,7 +199,7 @@ def both_ways(rank: int, rounds: int) -> Results:
 
 
 def _links(wires: Wires, size: int, count: int) -> tuple[Mailbox, list[Message], list[Message]]:
-    """What this rank sends, and what it takes: so many messages of one size."""
+    """What this rank sends, and what it takes: this many messages of one size."""
     both = [
         [Message(f"{source}.{i}", f"{source}.{i}", source, 1 - source, source, 0, False) for i in range(count)]
         for source in (wires.rank, 1 - wires.rank)
@@ -229,7 +229,7 @@ def _back_and_forth(wires: Wires, size: int) -> list[list[float]]:
 
 
 def _at_once(wires: Wires, size: int) -> float:
-    """From rank 0 to rank 1: seconds on rank 0 until rank 1 has said that it has them all; of two times the second."""
+    """From rank 0 to rank 1: seconds on rank 0 until rank 1 confirms that it has all; the second of two times."""
     body = torch.ones(size // 4)
     for _ in range(2):
         box, sent, taken = _links(wires, size, BURST)
@@ -252,10 +252,9 @@ RANKS, COUNT, PASS_TIME, LINK_TIME = 4, 8, 8_000, 100  # COUNT of microbatches; 
 
 @table()
 def barrier(steps: int = 12, rounds: int = 3) -> Results:
-    """What the global gradient norm costs before the optimizer, and after it: ZB-H2 on 4 emulated devices (passes of 8 ms,
-    so that what this machine does beside hardly matters). One loop clips as everybody does: all ranks exchange norms, then
-    step. The other is `PostValidated`. Both are compared with what the schedule says: makespan with a barrier, span
-    without."""
+    """The time of the global gradient norm before the optimizer, and after it: ZB-H2 on 4 emulated devices (passes of 8 ms,
+    so that other work of this machine hardly matters). One loop clips as usual: all ranks exchange norms, then step. The
+    other is `PostValidated`. Both are compared with the prediction: makespan with a barrier, span without."""
     found, timeline = on_ranks(RANKS, "benchmarks.executor:both_loops", [steps, rounds], LIMIT)[0], _zb_h2().timeline()
 
     def row(name: str, predicted: float) -> Results:
@@ -279,7 +278,7 @@ def _zb_h2() -> Schedule:
 
 
 def _loop(validated: bool, steps: int) -> list[float]:
-    """When each optimizer step of this rank ended, s. Layers cost nothing beside their emulated time."""
+    """When each optimizer step of this rank ended, s. Layers take only their emulated time."""
     schedule, made = _zb_h2(), [nn.Linear(8, 8) for _ in range(RANKS)]
     runner = Pipeline(made, schedule, loss=nn.functional.mse_loss, timeout=60, emulate=Times.of(schedule, "schedule"))
     parameters = list(runner.parameters())

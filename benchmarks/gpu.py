@@ -1,9 +1,9 @@
-"""`make gpu`: all that needs one GPU, in less than twelve minutes; each part is a process with its own time.
+"""`make gpu`: everything that needs one GPU, in less than twelve minutes; each part is a process with a time limit.
 
 The parts that solve nothing run first, while the kernels of the search compile. A part that fails does not stop the others:
 its error is in the file, and the exit code is 1. Without a CUDA device nothing is written, and the exit code is 2.
-docs/notes/gpu.md says which parts ended on which card. `--device cpu --tiny` shows that the parts work, where they can
-without one, not how fast.
+docs/notes/gpu.md says which parts ended on which card. `--device cpu --tiny` shows that those parts work that need no GPU,
+not how fast.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def all_parts(device: str, tiny: bool) -> list[Part]:
 
 
 def in_turn(chosen: list[Part]) -> tuple[list[Part], list[Part], list[Part]]:
-    """Parts before the one that compiles kernels, which needs a core and no GPU, so that it runs beside them; and behind."""
+    """Parts before the one that compiles kernels, which runs beside them as it needs no GPU; and parts after it."""
     at = next((i for i, part in enumerate(chosen) if part.name == "kernels"), 0)
     behind = at + any(part.name == "kernels" for part in chosen)
     return chosen[:at], chosen[at:behind], chosen[behind:]
@@ -114,7 +114,7 @@ def device(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def kernels(device: str, tiny: bool) -> dict[str, Any]:
-    """Compile what searching needs, where this checkout has not: all parts that solve wait for that."""
+    """Compile the search's kernels if this checkout has none yet: all parts that solve wait for that."""
     from zbsolve.search.solver import compiled
 
     compiled()
@@ -122,7 +122,7 @@ def kernels(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def tests(device: str, tiny: bool) -> dict[str, Any]:
-    """The tests marked `gpu`, each with its outcome and seconds. That none passes is wrong too: without a device all are
+    """The tests marked `gpu`, each with its outcome and seconds. It is also wrong if none passes: without a device all are
     skipped, and say so."""
     files = [path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
     with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
@@ -139,7 +139,7 @@ def tests(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def _test_row(case: ElementTree.Element) -> dict[str, Any]:
-    """A test of the report. why: the first line of what it says, where it did not pass."""
+    """A test of the report. why: the first line of its message, if it did not pass."""
     ends = [(child.tag, child.get("message", "")) for child in case if child.tag in ("failure", "error", "skipped")]
     tag, message = ends[0] if ends else ("passed", "")
     outcome = tag if tag in ("passed", "skipped") else "failed"
@@ -159,7 +159,7 @@ def profile(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def split(device: str, tiny: bool, name: str) -> dict[str, Any]:
-    """The split called `name` beside eager mode: how far results are apart, and µs of passes."""
+    """The split `name` compared with eager mode: the difference of results, and µs of passes."""
     from .splits import LIMITS, SIZES, TINY, split_beside_eager
 
     rows = {dtype: split_beside_eager(device, name, dtype, TINY if tiny else SIZES) for dtype in LIMITS}
@@ -193,7 +193,7 @@ def _judged(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def host(device: str, tiny: bool) -> dict[str, Any]:
-    """What a pass takes the host of each of two ranks, here and in torch's own runtime."""
+    """The host's time for a pass on each of two ranks, here and in torch's own runtime."""
     from .gpu_ranks import Case, ranks_run
 
     run = ranks_run([Case(kind="host", steps=2 if tiny else 15)], 2, device, seconds=40)
@@ -201,7 +201,7 @@ def host(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def planted(device: str, tiny: bool) -> dict[str, Any]:
-    """Waits that are left out, under delays: each is to be seen."""
+    """Waits that are left out, under delays: each must be detected."""
     from .gpu_ranks import PLANTED, PLANTED_TOKENS, Case, ranks_run, wrong_of
 
     case = Case(delays=True, steps=25, wide=1024, tokens=PLANTED_TOKENS)
@@ -210,8 +210,8 @@ def planted(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def failure(device: str, tiny: bool) -> dict[str, Any]:
-    """A rank that is killed, raises, lacks memory or hangs in the middle of a step: what the other one says, and when. One
-    that is killed or hangs says nothing itself."""
+    """A rank that is killed, raises, lacks memory or hangs in the middle of a step: what the other rank says, and when. A
+    killed or hanging rank says nothing itself."""
     from .gpu_ranks import FAILURES, Case, ranks_run
 
     def run_of(what: str) -> list[Any]:
@@ -237,14 +237,14 @@ def step(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def roofline(device: str, tiny: bool) -> dict[str, Any]:
-    """Estimates of a roofline beside measured passes."""
+    """A roofline's estimates compared with measured passes."""
     from .gpu_roofline import gpu_roofline
 
     return gpu_roofline(device, tiny)
 
 
 def offload(device: str, tiny: bool) -> dict[str, Any]:
-    """A stage's step where activations go to host memory and back beside computing, and where they stay: times, peaks, bytes
+    """A stage's step with activations that go to host memory and back during computing, and without: times, peaks, bytes
     saved."""
     from .gpu_offload import SIZES, TINY, with_and_without
     from .splits import LIMITS

@@ -1,8 +1,8 @@
-"""A stage's step with and without offload on one device: gradients, bytes and times, beside those of computing and of
+"""A stage's step with and without offload on one device: gradients, bytes and times, compared with those of computing and of
 copying alone.
 
-A step with copies can be no shorter than either. It comes near the longer one where its order lets copies run both ways
-while the device computes (`in_turn`); with all forwards first the ways take turns.
+A step with copies can be no shorter than either. It comes near the longer one if its order lets copies run both ways during
+computing (`in_turn`); with all forwards first, the ways take turns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Times(NamedTuple):
 
 
 def all_forwards_first(offload: bool, times: Times = Times(), fraction: float = 1.0) -> Schedule:  # noqa: B008 (immutable)
-    """One stage: all its forwards, then all backwards. With offload what a forward keeps leaves until two microbatches
+    """One stage: all its forwards, then all backwards. With offload a microbatch is in host memory until two microbatches
     before its backward; the last two stay."""
     names = [f"0F{m}" for m in range(MICROBATCHES)]
     names += [f"0{kind}{m}" for m in range(MICROBATCHES) for kind in "BW"]
@@ -64,7 +64,7 @@ def all_forwards_first(offload: bool, times: Times = Times(), fraction: float = 
 
 def in_turn(offload: bool, times: Times = Times(), fraction: float = 1.0) -> Schedule:  # noqa: B008 (immutable)
     """One stage: two forwards for each backward until `FLIGHT` microbatches are in flight, then one, at last two backwards
-    for each forward. With offload every second one leaves that stays in flight for long, so copies have as long as
+    for each forward. With offload every second one of those that are in flight for long leaves, so copies have as long as
     computing."""
     names: list[str] = []
     away: list[int] = []
@@ -96,7 +96,7 @@ def _schedule(
     times: Times,
     fraction: float,
 ) -> Schedule:
-    """One stage whose passes run in this order, while the microbatches that are away go and come in theirs."""
+    """One stage whose passes run in this order; offloaded microbatches are copied out and back in their own order."""
     problem = pipeline(times.F, times.B, times.W, placement=(0,), microbatches=microbatches, held_until_W=100)
     if not away:
         return Schedule(problem, {"compute:0": tuple(names)})
@@ -107,7 +107,8 @@ def _schedule(
 
 
 class OneStage:
-    """A stage of transformer blocks on a device, and its step by a schedule of one rank. layers: it takes them."""
+    """A stage of transformer blocks on a device, and its step by a schedule of one rank. layers: become part of the
+    stage."""
 
     def __init__(
         self,
@@ -206,7 +207,7 @@ class Captured:
 
 @contextmanager
 def _external_events(offload: Offload | None) -> Iterator[None]:
-    """Within a capture an event has a time only where it is one for others."""
+    """Within a capture only external events have a time."""
     if offload is None:
         yield
         return
@@ -282,8 +283,8 @@ def with_and_without(device: str, sizes: Sizes, dtype: torch.dtype = torch.float
 
 
 def measured_times(device: str, sizes: Sizes, dtype: torch.dtype, layers: list[nn.Module]) -> Times:
-    """What passes of one microbatch take without offload, and copies of all that it keeps while others run the other way. On
-    a GPU as a graph replays them: a schedule for times of launching would let nothing leave in time."""
+    """Times of one microbatch's passes without offload, and of copies of all that it keeps while other copies run the other
+    way. On a GPU a graph replays them: in a schedule with launching times nothing could leave in time."""
     kept, moved = (OneStage(all_forwards_first(one), device, sizes, dtype, deepcopy(layers)) for one in (False, True))
     for one in (kept, kept, moved):
         one.step()
@@ -341,7 +342,7 @@ def measured(
 
 
 def _captured(made: dict[str, OneStage], copying: float, rounds: int) -> dict[str, Any]:
-    """The steps as CUDA graphs; what does not work says why."""
+    """The steps as CUDA graphs; or why that fails."""
     try:
         graphs = {name: Captured(one) for name, one in made.items()}
         for one in made.values():
@@ -362,7 +363,7 @@ def _differs(found: OneStage, right: OneStage) -> float:
 
 
 def _samples(ways: Sequence[Any], rounds: int) -> list[list[float]]:
-    """Wall times of steps, µs, a row for each of these; they take turns."""
+    """Wall times of steps, µs, a row for each of these, which take turns."""
     found: list[list[float]] = [[] for _ in ways]
     for _ in range(rounds):
         for row, one in zip(found, ways, strict=True):

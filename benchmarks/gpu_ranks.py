@@ -1,7 +1,7 @@
 """Ranks that share one GPU, or run on CPUs: gradients of many steps against the unsplit model's, under random delays.
 
-The ranks of one call join once and then run case after case. Delays are put on every stream that a rank has (on CPUs its
-thread sleeps). Three planted errors leave out a wait each, and must be seen.
+The ranks of one call join once and then run case after case. Delays are put on every stream of a rank (on CPUs its thread
+sleeps). Three planted errors leave out a wait each, and must be detected.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ AFTER_FIRST = 12.0  # seconds that ranks go on behind the first that ended
 
 @dataclass(frozen=True)
 class Case:
-    """What to run. split, capture: as `Pipeline` takes them. wide: of a layer; tokens: of a microbatch. delays: put some.
-    planted: leaves a wait out. kind: of layers: "mlp", "dropout" (with it), "gpt" (attention); "host": times of launching
-    (see `host_times`). failing: what goes wrong, see `_fail`.
+    """What to run. split, capture: as `Pipeline` takes them. wide: width of a layer; tokens: of a microbatch. delays: add
+    some. planted: the wait to leave out. kind: of layers: "mlp", "dropout" (with it), "gpt" (attention); "host": launching
+    times (see `host_times`). failing: what goes wrong, see `_fail`.
     """
 
     placement: str = "single"
@@ -154,8 +154,8 @@ def run_case(case: Case, rank: int, ranks: int, device: torch.device) -> dict[st
 
 
 def host_times(case: Case, rank: int, ranks: int, device: torch.device) -> dict[str, Any]:
-    """What a pass of 1F1B takes the host, here and in torch's own runtime: µs, the median step's time until all is launched,
-    by its passes. Both run the same layers and microbatches, eager, on NCCL."""
+    """The host's time for a pass of 1F1B, here and in torch's own runtime: the median step's time until all is launched,
+    divided by its passes, µs. Both run the same layers and microbatches, eager, on NCCL."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     count, found = 4 * ranks, dict[str, Any]()
@@ -197,7 +197,7 @@ def _apart(found: Tensor | None, right: Tensor) -> float:
 
 
 class Delays:
-    """Sleeps on a rank's streams, and what goes wrong on it, before its passes. step: that runs."""
+    """Sleeps on a rank's streams, and failures of the rank, before its passes. step: the current step."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case, self.device, self.step = case, device, 0
@@ -274,7 +274,7 @@ def plant(pipe: Pipeline, planted: str) -> None:
 
 
 def wrong_of(run: list[Any]) -> list[str]:
-    """What is wrong in what `ranks_run` returned, a line each."""
+    """The errors in what `ranks_run` returned, a line each."""
     found = [f"rank {rank} ended with {one['code']}: {one['errors'][-300:]}" for rank, one in enumerate(run) if one["code"]]
     for rank, one in enumerate(run):
         for row in one["rows"]:
@@ -290,8 +290,8 @@ def wrong_of(run: list[Any]) -> list[str]:
 
 
 def ranks_run(cases: list[Case], ranks: int, device: str = "cuda", at_a_time: bool = True, seconds: float = 120.0) -> Any:
-    """What each rank found of each case: a list a rank. at_a_time: processes compute at once, by MPS. A rank that does not
-    end in time says where it stands."""
+    """Each rank's results of all cases: a list a rank. at_a_time: so many processes compute at once, by MPS. A rank that
+    does not end in time says where it is."""
     with tempfile.TemporaryDirectory(prefix="zb-") as name:
         folder = Path(name)
         (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))

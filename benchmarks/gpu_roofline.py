@@ -1,7 +1,7 @@
-"""A roofline's times beside a GPU's, pass by pass, for the parts that large models are made of, in bfloat16.
+"""A roofline's times compared with a GPU's, pass by pass, for the parts of large models, in bfloat16.
 
-Each part is one layer that is run as the profiler runs it; the estimate counts the same passes under fake tensors. The
-shares in `profiler/devices.py` are fitted to what this finds.
+Each part is one layer that runs as in the profiler; the estimate counts the same passes under fake tensors. The shares in
+`profiler/devices.py` are fitted to these measurements.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Piece:
-    """A layer. build: makes it. shape: of its input: (batch, length) are tokens, with a width vectors. loss: is behind it,
-    over so many classes; 0: none is."""
+    """A layer. build: makes it. shape: of its input: (batch, length) are tokens, with a width they are vectors. loss:
+    follows the layer, over so many classes; 0: none."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -46,7 +46,7 @@ class Piece:
     classes: int = 0
 
     def stage(self, device: torch.device) -> Stage:
-        """It as a stage of its own, not the first where it takes vectors."""
+        """The layer as a separate stage, not the first one if it takes vectors."""
         with device:
             layer = typed(self.build, torch.bfloat16)
         return Stage([layer], int(len(self.shape) > 2), CrossEntropy() if self.classes else None)
@@ -61,7 +61,7 @@ class Piece:
 
 
 def pieces(tiny: bool) -> list[Piece]:
-    """The parts, at the sizes of published models, or as small as can be."""
+    """The parts, at the sizes of published models, or as small as possible."""
     if tiny:
         sizes = BlockSizes(32, 4, 2, 8, 64)
         return [
@@ -83,7 +83,7 @@ def pieces(tiny: bool) -> list[Piece]:
 @table()
 def gpu_roofline(device: Literal["cuda", "cpu"] = "cuda", tiny: bool = False) -> dict[str, Any]:
     """A row for each part and kind of pass: µs estimated and measured, their ratio, what the pass does, and whether the
-    device waited for the host to launch it. clock_mhz: behind each part. tiny: the smallest sizes, which show that it works,
+    device waited for the host to launch it. clock_mhz: after each part. tiny: the smallest sizes, which show that it works,
     not how fast."""
     target = torch.device(device)
     card, clock = card_of(described(target)), clock_of(target)
@@ -97,7 +97,7 @@ def gpu_roofline(device: Literal["cuda", "cpu"] = "cuda", tiny: bool = False) ->
 
 
 def card_of(name: str) -> Device:
-    """The device whose data sheet counts for a card of this name; an H100's for any other."""
+    """The device whose data sheet is used for a card of this name; an H100 for any other."""
     return next((one for key, one in DEVICES.items() if key in name.lower()), DEVICES["h100"])
 
 
@@ -128,7 +128,7 @@ def compared(piece: Piece, device: torch.device, card: Device) -> list[Row]:
 
 
 def operations(piece: Piece) -> PassOps:
-    """What its passes dispatch, counted under fake tensors."""
+    """The operations of its passes, counted under fake tensors."""
     cpu = torch.device("cpu")
     with fake_mode(), quiet(), FusedNorms():
         return passes_of(piece.stage(cpu), *piece.batch(cpu))

@@ -1,7 +1,7 @@
 """The main job on one GPU that four ranks share by MPS: profile, solve, run captured, compare.
 
-A profile is taken while three other processes compute, as the other ranks will. 1F1B and the order that is found run with
-it, each rank's step as one CUDA graph; predicted steps stand beside the device's, and so does the speed-up.
+A profile is taken while three other processes compute, as the other ranks will. 1F1B and the order found with it run, each
+rank's step as one CUDA graph; steps and the speed-up are compared with the prediction.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def pipeline() -> Any:
-    """Equal blocks in bfloat16, one sequence a microbatch. Their numbers are some random ones over and over: a core would
-    take seconds to draw those of all."""
+    """Equal blocks in bfloat16, one sequence a microbatch. Parameters repeat a few random numbers: a core would take seconds
+    to draw all of them."""
     some = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).mul(0.02).to(torch.bfloat16)
     layers = []
     for _ in range(BLOCKS):
@@ -66,7 +66,7 @@ SPEC = "benchmarks.gpu_step:pipeline"
 
 @table()
 def gpu_step(device: Literal["cuda"] = "cuda") -> dict[str, Any]:
-    """The main job on one GPU that four ranks share. Both steps, predicted and measured, µs; what each rank's host took to
+    """The main job on one GPU that four ranks share. Both steps, predicted and measured, µs; the time of each rank's host to
     launch one; and ratios."""
     with tempfile.TemporaryDirectory(prefix="zb-") as name:
         folder = Path(name)
@@ -127,7 +127,7 @@ def _row(schedule: Schedule, check: bool) -> dict[str, Any]:
 
 @contextmanager
 def _clocks() -> Iterator[list[str]]:
-    """The device's clock and power inside, ten times a second: "1980 MHz, 512 W"; empty where nobody tells."""
+    """The device's clock and power inside, ten times a second: "1980 MHz, 512 W"; empty if they cannot be read."""
     said: list[str] = []
     query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader", "-lms", "100"]
     if shutil.which(query[0]) is None:
@@ -175,7 +175,7 @@ def _start(arguments: list[str], rank: int) -> subprocess.Popen[bytes]:
 
 
 def busy(stop: Path) -> None:
-    """Train a block over and over until a file is there: as a graph, since the device must not wait for this host."""
+    """Train a block repeatedly until a file exists: as a graph, since the device must not wait for this host."""
     torch.cuda.set_device(0)
     layers, until = Block(WIDTH, HEADS).to("cuda", torch.bfloat16), time.monotonic() + 150
     x = torch.randn(1, LENGTH, WIDTH, dtype=torch.bfloat16, device="cuda", requires_grad=True)

@@ -1,7 +1,7 @@
 """What all benchmarks share: tables and their options, rows as they come, timed repeats, other checkouts, files of results.
 
-A script has one table or several: functions with `@table`, whose keyword parameters are their options. What one returns is
-kept in `results/<name of the function>.json`.
+A script has one table or several: functions with `@table`, whose keyword parameters are their options. The result is stored
+in `results/<name of the function>.json`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MAX_LINE = 1000  # characters of a row in a file
 
 @dataclass(frozen=True)
 class Table:
-    """`python -m benchmarks SCRIPT TABLE`. measure: prints as it goes, and returns what is kept. stem: of the file of
-    results, where options decide it; else it is the table's name. ending: called with results when the file is there; where
-    it returns something, the exit code is 1. folder: of the file, where people name none."""
+    """`python -m benchmarks SCRIPT TABLE`. measure: prints rows as they come, and returns the results. stem: the name of the
+    file of results, if options decide it; by default the table's name. ending: called with results when the file is written;
+    if it returns something, the exit code is 1. folder: of the file, if none is given."""
 
     measure: Callable[..., Results]
     stem: Callable[..., str] | None = None
@@ -54,7 +54,7 @@ class Table:
 
     @property
     def text(self) -> str:
-        """What it measures, by its own words or the script's."""
+        """What it measures: its docstring, or the script's."""
         return inspect.getdoc(self.measure) or ""
 
     def main(self, argv: Sequence[str]) -> Results:
@@ -89,7 +89,7 @@ class Table:
         return parser
 
     def _check_device(self, device: Any, path: Path) -> None:
-        """Exit code 2 where there is no GPU, or where numbers of a CPU would be kept as a GPU's."""
+        """Exit code 2 if there is no GPU, or if a CPU's numbers would be stored as a GPU's."""
         said = ""
         if device == "cuda":
             import torch
@@ -107,7 +107,7 @@ TABLES: dict[str, Table] = {}
 
 
 def table(*how: Any, **more: Any) -> Callable[[Callable[..., Results]], Callable[..., Results]]:
-    """Register a function as a table; what else a `Table` has may be given."""
+    """Register a function as a table; other fields of `Table` may be given."""
 
     def register(measure: Callable[..., Results]) -> Callable[..., Results]:
         TABLES[measure.__name__] = Table(measure, *how, **more)
@@ -143,7 +143,7 @@ def _type_of(hint: Any) -> dict[str, Any]:
 
 
 def rows_of(rows: Iterable[tuple[str, Results | None]]) -> Results:
-    """Labelled rows that come one after the other, each printed when it is there; None is none."""
+    """Labelled rows that come one after the other, each printed when it comes; None is left out."""
     found = {}
     for label, row in rows:
         if row is not None:
@@ -153,7 +153,7 @@ def rows_of(rows: Iterable[tuple[str, Results | None]]) -> Results:
 
 
 def listed(rows: Iterable[Results | None]) -> list[Results]:
-    """Rows without labels, each printed when it is there."""
+    """Rows without labels, each printed when it comes."""
     return list(rows_of((f"{number}:", row) for number, row in enumerate(rows, 1)).values())
 
 
@@ -169,8 +169,8 @@ def brief(row: Results) -> str:
 
 
 def timed_solve(problem: Problem, **how: Any) -> tuple[Schedule, float, list[tuple[float, int, int]]]:
-    """`solve` with these options and without its search for less memory: the schedule, verified outside of the time; wall
-    seconds; each better value and bound, µs, with the seconds when it came."""
+    """`solve` with these options and without its search for less memory: the schedule, verified outside the measured time;
+    wall seconds; each better value and bound, µs, with the seconds when it came."""
     from zbsolve import solve, verify
 
     found: list[tuple[float, int, int]] = []
@@ -188,7 +188,7 @@ def timed_solve(problem: Problem, **how: Any) -> tuple[Schedule, float, list[tup
 
 def solved(problem: Problem, scale: int = 1, **how: Any) -> Results:
     """What `solve` finds, verified: value, bound, gap, who found it, the proof, seconds, and each better value or bound as
-    it came. scale: how often times were multiplied to be whole."""
+    it came. scale: the factor that made times whole numbers."""
     schedule, seconds, changes = timed_solve(problem, **how)
     one = schedule.certificate
     assert one is not None
@@ -225,12 +225,12 @@ def timed(work: Callable[[], Any], repeats: int) -> tuple[list[float], Any]:
 
 
 def _plain(options: Results) -> Results:
-    """Options as they are kept: of a file only its name, where it lay is nobody's business."""
+    """Options as they are stored: of a file only its name, without its folder."""
     return {name: value.name if isinstance(value, Path) else value for name, value in options.items()}
 
 
 def write(name: str, results: Results, path: Path, **facts: Any) -> None:
-    """One file: what it is of, further facts, machine, versions of what was loaded, results."""
+    """Write one file: the benchmark, further facts, machine, versions of loaded packages, results."""
     from zbsolve.util.machine import LIBRARIES, library_versions, machine_facts
 
     versions = library_versions((*LIBRARIES, *(("torch",) if "torch" in sys.modules else ())))
@@ -240,7 +240,7 @@ def write(name: str, results: Results, path: Path, **facts: Any) -> None:
 
 
 def as_lines(value: Any, indent: str = "") -> str:
-    """JSON in lines: a row, or a list of samples, stands in one."""
+    """JSON in lines: a row, or a list of samples, is one line."""
     line = json.dumps(value, ensure_ascii=False)
     plain = isinstance(value, list) and not any(isinstance(one, list | dict) for one in value)
     if plain or not isinstance(value, list | dict) or len(line) <= MAX_LINE:
@@ -274,8 +274,8 @@ answer(work, words)
 
 
 class Served:
-    """A process with the library of a checkout that answers: `work`, "module:function", takes `words` and returns what
-    answers one question; questions and answers are JSON values. Raises SystemExit where it ends before it should."""
+    """A process with the library of a checkout that answers questions: `work`, "module:function", takes `words` and returns
+    the function that answers one question; questions and answers are JSON values. Raises SystemExit if it ends too early."""
 
     def __init__(self, folder: Path, work: str, *words: str) -> None:
         command = [sys.executable, "-c", BOOT, str(folder.resolve()), str(ROOT), work, *words]
@@ -284,7 +284,7 @@ class Served:
         self.process = subprocess.Popen(command, **pipes, env=environment, cwd=folder)
 
     def ask(self, *question: Any) -> None:
-        """It works from now on, until `told` returns."""
+        """Send a question; the process works until `told` returns."""
         assert self.process.stdin is not None
         print(json.dumps(question), file=self.process.stdin, flush=True)
 
@@ -303,7 +303,7 @@ class Served:
 
 
 def answer(work: str, words: Sequence[str]) -> None:
-    """Answer until there are no more questions: what a `Served` runs."""
+    """Answer until there are no more questions, in a `Served` process."""
     module, _, name = work.partition(":")
     answers = getattr(import_module(module), name)(*words)
     for line in sys.stdin:
@@ -311,7 +311,7 @@ def answer(work: str, words: Sequence[str]) -> None:
 
 
 def in_turn(count: int, turn: int) -> Iterable[int]:
-    """Each of them is the first as often as the last."""
+    """The order in which items take this turn: each is first as often as last."""
     return range(count) if turn % 2 else reversed(range(count))
 
 
@@ -322,9 +322,9 @@ ENDING_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Part:
-    """One part. work: "module:function", which returns a dict of JSON values; what it lists under `wrong` failed. seconds:
-    how long it may take, its start included. arguments: the function's, JSON values. beside: it times nothing, so it may run
-    beside the part before it that does not either."""
+    """One part. work: "module:function", which returns a dict of JSON values; it lists failures under `wrong`. seconds: its
+    time limit, with its start. arguments: the function's, JSON values. beside: it measures no times, so it may run together
+    with the part before it, if that measures none either."""
 
     name: str
     work: str
@@ -334,8 +334,8 @@ class Part:
 
 
 def results_of(parts: Sequence[Part]) -> dict[str, Any]:
-    """Run every part, whatever becomes of those before it. By name: seconds taken and allowed, and `found`, or the `error`
-    that ended it."""
+    """Run every part, even if earlier ones fail. By name: seconds taken and allowed, and `found`, or the `error` that ended
+    it."""
     found: dict[str, Any] = {}
     for group in groups(parts):
         print(f"{', '.join(part.name for part in group)} …", flush=True)
@@ -348,7 +348,7 @@ def results_of(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def groups(parts: Sequence[Part]) -> list[list[Part]]:
-    """Parts that run at one time, in order."""
+    """Groups of parts that run at the same time, in order."""
     found: list[list[Part]] = []
     for part in parts:
         if part.beside and found and found[-1][-1].beside:
@@ -359,7 +359,7 @@ def groups(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def longest(parts: Sequence[Part]) -> float:
-    """Seconds that all may take."""
+    """The time limit of all parts, s."""
     return sum(max(part.seconds for part in group) for group in groups(parts))
 
 
@@ -388,8 +388,8 @@ def _run(part: Part) -> dict[str, Any]:
 
 
 def _code(part: Part, result: Path, sink: TextIO) -> int | None:
-    """The exit code of the part's process; None where its time was over. It ends with all that it started: what lives on by
-    itself, such as MPS, it is asked to end before."""
+    """The exit code of the part's process; None if it took too long. Its child processes are ended too. Before, it is asked
+    to end those that would live on, such as MPS."""
     from zbsolve.util.machine import child_environment
 
     command = [sys.executable, "-m", "benchmarks.harness", part.work, str(result), json.dumps(part.arguments)]

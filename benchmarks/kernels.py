@@ -1,8 +1,8 @@
-"""How fast the compiled kernels are, alone or against another checkout of zbsolve (`--against PATH`).
+"""Times of the compiled kernels, alone or against another checkout of zbsolve (`--against PATH`).
 
-Both checkouts do the same work on the same inputs, each in a process of its own. They take turns at every sample, and a
-sample is the CPU time of the process, so what else the machine does touches both alike. Where code and data come to lie in
-memory is worth some percent and stays for a process's life: so there are several pairs of processes. Every sample is kept.
+Both checkouts do the same work on the same inputs, each in its own process. They take turns at every sample, and a sample is
+the CPU time of the process, so other load of the machine affects both equally. The addresses of code and data change times
+by some percent and stay for a process's life: so there are several pairs of processes. Every sample is kept.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _wrong(results: Results) -> bool:
 def kernels(
     against: Path | None = None, processes: int = 5, samples: int = 10, case: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """CPU time of each compiled kernel. A ratio is this checkout's median over the other's; spread: how far the ratios of
-    the pairs of processes lie apart."""
+    """CPU time of each compiled kernel. A ratio is this checkout's median over the other's; spread: the range of the ratios
+    of the pairs of processes."""
     folders = [ROOT] if against is None else [ROOT, against]
     cases = case or tuple(CASES)
     taken: dict[str, list[Samples]] = {name: [[] for _ in folders] for name in cases}
@@ -79,7 +79,7 @@ def _sampled(checkouts: list[Served], case: str, samples: int, digests: set[str]
 
 
 def _row(taken: list[Samples], digests: set[str]) -> Results:
-    """What one case comes to, with all samples."""
+    """The results of one case, with all samples."""
     medians = [median(us for process in samples for us in process) for samples in taken]
     if len(taken) == 1:
         return {"median": medians[0], "us": taken[0]}
@@ -151,7 +151,7 @@ def graph_of(*of: Any) -> tuple[Any, Any]:
 
 
 def serial_targets(graph: Any, block: Any) -> Any:
-    """Target starts of one microbatch after the other, close enough for gaps and memory to be in the way."""
+    """Target starts of one microbatch after the other, so close that gaps and memory matter."""
     return named("greedy.decoding:repeated_targets")(graph, block.offset, max(1, block.period // 6))
 
 
@@ -177,7 +177,7 @@ def annealed_policies() -> Call:
 
 
 def decoding() -> Call:
-    """Target starts to a schedule, where most of them do not fit the memory as they are."""
+    """From target starts to a schedule, where most target starts do not fit the memory."""
     graph, block = graph_of("vee", 8, 64, 10)
     decode, rule = named("greedy.decoding:decode"), named("greedy.decoding:DecodeRule")
     targets, rules = serial_targets(graph, block), [rule(1, 0, 2), rule(2, 8, 1), rule(0, 0, 1)]
@@ -194,7 +194,7 @@ def annealed(name: str, begin: Callable[[Any, Any], tuple[Any, ...]]) -> Call:
 
 
 def _plain(found: Any) -> list[Any]:
-    """What an annealing found, flat."""
+    """The result of an annealing, flat."""
     parts = [found] if hasattr(found, "order") else list(found)
     return [list(part) for part in parts]
 
@@ -209,14 +209,14 @@ def _patterns(graph: Any, block: Any) -> tuple[Any, ...]:
 
 
 def annealed_blocks() -> Call:
-    """Annealing over building blocks: first fit and the memory of what it gives."""
+    """Annealing over building blocks: first fit and the memory of its result."""
     graph, _ = graph_of("vee", 8, 64, 5)
     settle, work = named("greedy.blocks.period_search:anneal_block"), int(np.bincount(graph.rank, graph.duration).max())
     return lambda: settle(graph, np.zeros(len(graph.duration), np.int64), work, 6000, 1)
 
 
 def rank_search(ranks: tuple[int, ...], lean: bool, part: float, **options: Any) -> Call:
-    """The search over orders of some ranks, in a window of so much more than their closed form."""
+    """The search over orders of some ranks, in a window that is so much longer than their closed form."""
     problem = step("loop", 4, 12, 6, **options)
     lanes = named("ilp.ranks.lanes:lanes_of")(problem, ranks, lean)
     refute, window = named("ilp.ranks.end_losses:refute"), int(part * closed_form(problem).value)
@@ -264,7 +264,7 @@ CASES: dict[str, Callable[[], Call]] = {
 
 
 def digest(value: Any) -> str:
-    """The same for equal results, in whatever tuples they come."""
+    """Equal for equal results, in any kind of tuples."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Very long steps: found by a few microbatches and their rounds, lowered rank by rank, and through every command."""
+"""Very long steps: found from a few microbatches and their rounds, lowered rank by rank, and used by every command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def one_microbatch(ranks: int, placement: str, share: float) -> Problem:
 
 
 def alone(work: Callable[..., Any], *given: Any) -> Any:
-    """What some work returns in a process of its own: others would begin with the most memory that this one ever took."""
+    """The result of some work in its own process, whose peak memory then includes no other work."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(work, *given).result()
 
@@ -55,9 +55,9 @@ def many_microbatches(
     shares: tuple[float, ...] = (1.0, 0.5),
     placements: tuple[str, ...] = tuple(CHUNKS),
 ) -> Results:
-    """Plain steps of tens of millions of passes, in a share of the memory that 1F1B takes. A row says how many passes the
-    step has, value, bound and gap, seconds until it was found (all of them, and of the processor), the file's bytes, seconds
-    that `check` takes, and the most memory of the process, one a row."""
+    """Plain steps of tens of millions of passes, in a share of the memory that 1F1B takes. A row has the number of passes,
+    value, bound and gap, seconds until the schedule was found (wall and CPU time), the file's bytes, seconds of `check`, and
+    the peak memory of the row's own process."""
     steps = [(count, placement, share) for count in ranks for placement in placements for share in shares]
     rows = rows_of(
         (f"{step[1]}, {step[0]} ranks, {step[2]:g}p", alone(_many, step, microbatches, seconds)) for step in steps
@@ -104,11 +104,11 @@ MAX_WHOLE = 400_000  # passes that are also lowered all at once
 
 @table()
 def rank_parts(steps: tuple[str, ...] = ("64x1024", "1024x8192"), placements: tuple[str, ...] = tuple(CHUNKS)) -> Results:
-    """What a process of a run takes to lower its part of a very long step (ranks x microbatches), by named schedules. A row
-    says how many passes the step and the middle rank have, and processor seconds and bytes of memory (the most, beyond what
-    is imported): of rank 0, which reads the file, checks it and cuts out a part; of the middle rank, which reads the file
-    without its orders and makes its program; and where the step has few enough passes, of making all programs from all
-    passes, in place of both."""
+    """CPU time and memory of a process of a run to lower its part of a very long step (ranks x microbatches), for named
+    schedules. A row has the number of passes of the step and of the middle rank, and CPU seconds and peak bytes of memory
+    (beyond imports) of three cases: rank 0, which reads the file, checks it and cuts out a part; the middle rank, which
+    reads the file without its orders and makes its program; and, if the step has few enough passes, making all programs from
+    all passes instead of both."""
 
     def rows() -> Iterator[tuple[str, Results]]:
         for ranks, microbatches in (map(int, step.split("x")) for step in steps):
@@ -129,7 +129,7 @@ def _part(path: str, rank: int, passes: int) -> Results:
 
 
 def _taken(work: Callable[..., Any], *given: Any) -> Any:
-    """CPU seconds and memory of some work, and what it gave. Its kernels are compiled before."""
+    """CPU seconds and memory of some work, and its result. Its kernels are compiled before."""
     CheckedRounds.of(_named_rounds(one_microbatch(2, "single", 1.0), 20))  # compiles
     memory, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     found = work(*given)
@@ -138,7 +138,7 @@ def _taken(work: Callable[..., Any], *given: Any) -> Any:
 
 
 def _named_rounds(one: Problem, microbatches: int) -> RepeatedSchedule:
-    """The first named schedule of a step that shows its rounds in a few microbatches: some times the ranks."""
+    """The first named schedule of a step that shows its rounds in a few microbatches: a few times the number of ranks."""
     for system in long_systems_of(one):
         every = one.ranks if system.grouped else 1
         for few in (int(n * one.ranks) for n in ((4, 5, 6) if system.grouped else (2.1, 4.1, 6.1))):
@@ -151,20 +151,20 @@ def _named_rounds(one: Problem, microbatches: int) -> RepeatedSchedule:
 
 
 def _written(path: str, ranks: int, placement: str, microbatches: int) -> tuple[int, int]:
-    """Write a step's file; how many passes and microbatches it has."""
+    """Write a step's file; return its numbers of passes and microbatches."""
     long = _named_rounds(one_microbatch(ranks, placement, 1.0), microbatches)
     files.save(long, path)
     return long.passes, long.microbatches
 
 
 def _first_rank(path: str, rank: int) -> tuple[np.ndarray[Any, Any], str]:
-    """What rank 0 does for another one."""
+    """The work of rank 0 for another rank."""
     part = CheckedRounds.of(files.load(path)).part(rank)
     return part.start, part.digest
 
 
 def _other_rank(path: str, rank: int, start: np.ndarray[Any, Any], digest: str) -> int:
-    """What any other rank does; how many passes it has."""
+    """The work of any other rank; returns its number of passes."""
     long, _ = files.load_step(path)
     lanes = near_lanes(long.one, rank)
     (program,) = lower(StepView.of(RankPart(long.one, long.microbatches, long.round, rank, lanes, start, digest)))
@@ -172,7 +172,7 @@ def _other_rank(path: str, rank: int, start: np.ndarray[Any, Any], digest: str) 
 
 
 def _all_ranks(path: str) -> int:
-    """All programs from all passes; how many there are."""
+    """Make all programs from all passes; return their number."""
     return len(lower(files.load(path).unrolled()))
 
 
@@ -185,9 +185,9 @@ LIMIT = 600  # seconds for one command
 def big_step(
     against: Path | None = None, ranks: int = 128, microbatches: int = 1024, seconds: tuple[float, ...] = (60.0,)
 ) -> Results:
-    """What commands take on a large step: seconds, CPU seconds, memory, and the size of files. 128 ranks of 4 stages each
-    and 1024 microbatches are 1.6 million passes. Each command is a process of its own. against: the folder of another
-    checkout; both take turns at every command. seconds: of each solve."""
+    """Seconds, CPU seconds, memory and file sizes of commands on a large step. 128 ranks of 4 stages each and 1024
+    microbatches are 1.6 million passes. Each command is a separate process. against: the folder of another checkout; both
+    take turns at every command. seconds: of each solve."""
     folders = {"here": ROOT} | ({} if against is None else {"against": against})
     found: Results = {name: {} for name in folders}
     size = ["--ranks", str(ranks), "--microbatches", str(microbatches), "--placement", "loop4"]
@@ -216,7 +216,7 @@ def big_step(
 
 
 def _ran(folder: Path, command: list[str]) -> Results:
-    """Exit status, seconds, CPU seconds and MiB of a command of the checkout in `folder`, and the end of what it said."""
+    """Exit status, seconds, CPU seconds and MiB of a command of the checkout in `folder`, and the end of its output."""
     environment = {**os.environ, "PYTHONPATH": str(folder.resolve())}
     began, whole = time.monotonic(), ["timeout", str(LIMIT), sys.executable, "-m", "zbsolve.cli", *command]
     with tempfile.TemporaryFile("w+") as out:

@@ -1,4 +1,4 @@
-"""Steps that offload: what the search reaches against what is proven, and what offload saves on many ranks."""
+"""Steps that offload: values of the search against proven bounds, and the memory that offload saves on many ranks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SIZES = ((2, 4, "single"), (2, 3, "vee"), (4, 4, "single"), (8, 24, "single"), (
 @table()
 def offload(effort: float = 1.0, first: int = len(SIZES), rooms: tuple[str, ...] = tuple(ROOMS)) -> Results:
     """Steps that offload, of the first sizes: the first schedule's value and that of `solve`, over the bound (geometric
-    means). Devices hold a part of what is in flight, and so does the host memory where it has a limit. All stages offload
-    all; a copy takes as long as a forward, on two streams or on one bus. Effort is counted, so numbers are deterministic but
-    for seconds."""
+    means). Devices hold a part of what is in flight, and so does the host memory if it has a limit. All stages offload all;
+    a copy takes as long as a forward, on two streams or on one bus. Effort is counted, so all numbers but seconds are
+    deterministic."""
     compiled()
     rows = rows_of(
         ("{2} p{0} m{1} {3}".format(*size, room), solved(room_step(*size, room), effort=effort))
@@ -49,8 +49,8 @@ def offload(effort: float = 1.0, first: int = len(SIZES), rooms: tuple[str, ...]
 
 
 def room_step(ranks: int, microbatches: int, placement: str, room: str) -> Problem:
-    """A uniform step that offloads: F, B, W 30, 32, 21 µs, messages 1 µs. "tight" is in microbatches of one stage, the other
-    rooms are in as many microbatches as there are stages."""
+    """A uniform step that offloads: F, B, W 30, 32, 21 µs, messages 1 µs. "tight" is a number of microbatches of one stage;
+    the other rooms are multiples of as many microbatches as there are stages."""
     device, host, bus = ROOMS[room]
     spot = parse(placement, ranks)
     whole = BYTES * len(spot)
@@ -73,15 +73,15 @@ def offload_memory(
 ) -> Results:
     """Activation memory of a rank over the number of ranks, with offload and without: one model of 256 equal layers (F, B, W
     1,000 µs each, no messages' time) on p ranks, in 2 and in 4 chunks a rank, two microbatches a rank; V-Min has 2 chunks,
-    1F1B one. Memory is that of the fullest rank as a share of M, what 1F1B's first rank holds: p microbatches of a rank's
-    layers, so all layers' activations of one microbatch. Copies out and back take k times F + B + W of their chunk: k = 1
-    for PO-F, 1.5 for PO-H, which is for links on which not all fits. `search in PO-H` (PO-F): the shortest step that solve
-    finds with the copies of PO-H (PO-F) and no rank above what PO-H (PO-F) holds there, and its bound. Bubbles are shares of
-    the makespan.
+    1F1B one. Memory is that of the fullest rank as a share of M, the memory of 1F1B's first rank: p microbatches of a rank's
+    layers, which are all layers' activations of one microbatch. Copies out and back take k times F + B + W of their chunk: k
+    = 1 for PO-F, 1.5 for PO-H, which is for links too slow for all copies. `search in PO-H` (PO-F): the shortest step that
+    solve finds with the copies of PO-H (PO-F) and on each rank at most the memory of PO-H (PO-F), and its bound. Bubbles are
+    shares of the makespan.
 
-    Last, seconds of solve at the most ranks, with the copies and in the memory of each, and without copies in 0.9 of what
-    GIS-H holds (no plain step fits in so little): to the first schedule, to within 1 % of the last one, and all that an
-    effort takes."""
+    Last, seconds of solve at the most ranks, with the copies and in the memory of each, and without copies in 0.9 of GIS-H's
+    memory (no plain step fits into theirs): until the first schedule, until within 1 % of the last one, and in all for the
+    effort."""
     compiled()
     rows = listed(
         row
@@ -95,7 +95,7 @@ def offload_memory(
 
 
 def step(name: str, ranks: int, chunks: int) -> Problem:
-    """The model as the system called `name` runs it; chunks: a rank, where the system leaves that open."""
+    """The model as the system `name` runs it; chunks: of a rank, if the system leaves that open."""
     one = system(name)
     spot = parse(one.placement if one.placement in ("single", "vee") else f"loop{chunks}", ranks)
     layers = LAYERS // len(spot)
@@ -109,7 +109,7 @@ def step(name: str, ranks: int, chunks: int) -> Problem:
 
 
 def _named(name: str, ranks: int, chunks: int, seconds: float) -> Iterator[Results]:
-    """The row of a named schedule; where it offloads, that of the search in its memory, if there are seconds for it."""
+    """The row of a named schedule; if it offloads and `seconds` are given, also that of the search in its memory."""
     problem = step(name, ranks, chunks)
     schedule = preset(name, problem)
     assert not verify(problem, schedule)
@@ -140,7 +140,7 @@ def _named(name: str, ranks: int, chunks: int, seconds: float) -> Iterator[Resul
 
 
 def memory_table(rows: list[Results]) -> str:
-    """Of the rows with one chunk or two a rank: a line a system, of each number of ranks the memory and the bubble."""
+    """The rows with one or two chunks a rank: a line for each system, with memory and bubble for each number of ranks."""
     few = [row for row in rows if row["chunks"] <= 2]
     ranks = sorted({row["ranks"] for row in few})
     lines = [("ranks", *map(str, ranks))]
@@ -156,7 +156,7 @@ def _in_memory_of(schedule: Schedule, share: float = 1.0) -> Problem:
 
 
 def _times(ranks: int, effort: float, repeats: int) -> Results:
-    """Of solve on three steps, in turn, so that a busy machine is busy for all of them."""
+    """Times of solve on three steps, in turn, so that other load of the machine affects all of them."""
     problems = {name: _in_memory_of(preset(name, step(name, ranks, 2))) for name in COPIES}
     problems["without"] = _in_memory_of(preset("gis-h", step("gis-h", ranks, 2)), 0.9)
     found: Results = {name: [] for name in problems}

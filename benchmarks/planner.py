@@ -1,4 +1,5 @@
-"""The planner: its cost model beside measured steps, how far from best its plans can be, and its layouts that offload."""
+"""The planner: its cost model compared with measured steps, how far its plans are from the bound, and layouts that
+offload."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ WORST_MEAN, WORST_RATIO = 0.07, 0.02  # of Table 5: mean error of its times, and
 
 
 def rows_in(name: str) -> list[dict[str, str]]:
-    """The measured steps of a file in `benchmarks/measured_steps/`, without the lines that say where it comes from."""
+    """The measured steps of a file in `benchmarks/measured_steps/`, without the lines that name its source."""
     lines = (ROOT / "benchmarks" / "measured_steps" / name).read_text(encoding="utf-8").splitlines()
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
@@ -37,9 +38,9 @@ def korthikanti() -> list[dict[str, str]]:
 
 @table()
 def plan() -> Results:
-    """How far the cost model is from measured steps. Its constants are fitted on the 41 steps of
-    `measured_steps/vtrain-fit.csv` alone. The eight steps of Korthikanti et al. (2205.05198, Table 5) are of another
-    cluster, framework and schedule: no constant has seen them."""
+    """The error of the cost model on measured steps. Its constants are fitted only to the 41 steps of
+    `measured_steps/vtrain-fit.csv`. The eight steps of Korthikanti et al. (2205.05198, Table 5) are from another cluster,
+    framework and schedule, and not part of the fit."""
     rows = rows_in("vtrain-fit.csv")
     cluster = fit(rows)
 
@@ -56,7 +57,7 @@ def plan() -> Results:
 
 
 def recompute_ratios(cluster: Cluster) -> dict[str, tuple[float, float]]:
-    """Model of Table 5 → step time with full over that with selective recompute, measured and predicted."""
+    """Model of Table 5 → the step's time with full recompute over that with selective recompute, measured and predicted."""
     rows = korthikanti()
     said, true = predict(rows, cluster), [float(row["step_ms"]) for row in rows]
     pairs = [(full, full + 1) for full, row in enumerate(rows) if row["recompute"] == "full"]
@@ -69,9 +70,9 @@ SPACES = (("gpt-18.4b", 64, 512), ("gpt-39.1b", 64, 512), ("gpt-175b", 512, 1536
 
 @table()
 def plan_spaces(devices: int = 64, effort: float = 25.0) -> Results:
-    """How far from best a plan can be, over its whole space (spaces of at most so many devices). The cluster is the A100s
-    whose constants `plan` fitted. A row says how many layouts there are, how many no bound excludes, step, bound and gap,
-    and seconds until the plan was there, with all proofs, real ones and of one process's CPU."""
+    """How far a plan can be from the best of its whole space (for spaces of at most so many devices). The cluster is the
+    A100s whose constants `plan` fitted. A row has the number of layouts, the number that no bound excludes, step, bound and
+    gap, and the seconds of the plan with all proofs, wall time and CPU time of one process."""
     compiled()
     cluster = Cluster.from_json(kept(RESULTS / "plan.json")["cluster"])
     spaces = [space for space in SPACES if space[1] <= devices]
@@ -107,10 +108,10 @@ POOR = 1.15  # times its bound
 
 @table()
 def offload_layouts(count: int = 8, effort: float = 0.1, seed: int = 7) -> Results:
-    """Layouts of a plan that offload, several stages a rank: schedules against bounds. So many are drawn by a seed from
-    those of Llama 3 70B on 64 H100s of 80 GiB, and of GPT 39.1B and 18.4B on 64 A100s of 40 and 24 GiB: there one microbatch
-    often takes more than a device has. Only layouts whose bound is at most 1.6 times the space's least count. Effort is
-    counted, so that the numbers are deterministic but for the CPU seconds."""
+    """Layouts of a plan that offload, several stages a rank: schedules against bounds. A seed draws some of those of Llama 3
+    70B on 64 H100s of 80 GiB, and of GPT 39.1B and 18.4B on 64 A100s of 40 and 24 GiB: there one microbatch often takes more
+    than a device has. Layouts count only if their bound is at most 1.6 times the least of the space. Effort is counted, so
+    all numbers but CPU seconds are deterministic."""
     compiled()
     rows = listed(_layout(one, effort) for one in drawn(count, seed))
     ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
@@ -126,7 +127,7 @@ def offload_layouts(count: int = 8, effort: float = 0.1, seed: int = 7) -> Resul
 
 
 def drawn(count: int, seed: int) -> Iterator[Unsolved]:
-    """So many layouts of each space, the same for the same arguments, with backwards in two."""
+    """So many layouts of each space, the same for the same arguments, with split backwards."""
     random = np.random.default_rng(seed)
     for name, preset, memory in TIGHT:
         model, cluster = shape_by_name(name), cluster_of(preset)

@@ -1,5 +1,5 @@
-"""How good the search is: values and proven bounds on steps that nobody picked, beside other generators, at scale, without
-each of its sources, and beside exact models. Every row keeps each better value or bound as it came."""
+"""How good the search is: values and proven bounds on steps that nobody picked, against other generators, at scale, without
+each of its sources, and against exact models. Every row has each better value or bound with its time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def plain(ranks: tuple[int, ...] = (4, 8, 16), seconds: float = 10.0, count: int
 
 
 def plain_step(ranks: int, times: int, placement: str, room: float, objective: str) -> Problem:
-    """The step itself; a V's stages have half the layers."""
+    """The step; a V's stages have half the layers."""
     where = parse(placement, ranks)
     share = len(where) // ranks
     F, B, W = (t // share for t in TIMES[times])
@@ -87,10 +87,10 @@ def plain_step(ranks: int, times: int, placement: str, room: float, objective: s
 @table()
 def partitions(seconds: float = 30.0, every: int = 7, first: int = 0) -> Results:
     """Split and order together, on SlackPipe's grid: 2, 4 and 8 ranks, one, two and four stages a rank, half as many
-    microbatches as stages, as many, twice as many; 8 equal layers a stage, F = 1, BW = 2; messages 0, 2, 8; memory without a
-    limit, and what each rank takes of the uniform split in breadth-first order. Beside the bound over every split, and the
-    uniform split in breadth-first and interleaved 1F1B order, and solved for a third of the time. every, first: of the 162
-    problems, those that are kept."""
+    microbatches as stages, as many, twice as many; 8 equal layers a stage, F = 1, BW = 2; messages 0, 2, 8; without a memory
+    limit, and in the memory that each rank takes for the uniform split in breadth-first order. Results are compared with the
+    bound over every split, and with the uniform split: in breadth-first and interleaved 1F1B order, and solved for a third
+    of the time. every, first: take problems first, first + every, … of the 162."""
     compiled()
     ready()
     grid = [
@@ -167,9 +167,9 @@ def _partitioned(ranks: int, chunks: int, microbatches: int, message: int, limit
 @table()
 def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path | None = None) -> Results:
     """`solve` against the best legal result that any peer's generator reached. The file of problems lists `name placement
-    ranks microbatches stage_to_rank F B W comm held_until_B held_until_W capacity` (µs, some of them half ones, which are
-    doubled throughout) with `best_peer` and `simple_bound` by objective. only: part of a name, placement or objective.
-    left-by: a result; only what it leaves open by more than 1 %."""
+    ranks microbatches stage_to_rank F B W comm held_until_B held_until_W capacity` (µs; a problem with half µs is doubled)
+    with `best_peer` and `simple_bound` by objective. only: part of a name, placement or objective. left-by: a result; only
+    its problems with a gap of more than 1 %."""
     compiled()
     left = [] if left_by is None else [row for row in kept(left_by)["rows"] if row["gap"] > CLOSE]
     open_ones = {(row["name"], row["placement"], row["objective"]) for row in left}
@@ -192,7 +192,7 @@ def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path |
 
 
 def _beside_peers(row: Results, objective: str, seconds: float) -> Results:
-    """Value over the best peer's, and the proven gap."""
+    """The value over the best peer's, and the proven gap."""
     scale = 2 if any(t != int(t) for kind in "FBW" for t in row[kind]) else 1
     given = {kind: [int(t * scale) for t in row[kind]] for kind in "FBW"}
     given |= {what: [int(x) for x in row[what]] for what in ("held_until_B", "held_until_W", "capacity")}
@@ -212,7 +212,7 @@ def scale(
     rooms: tuple[float, ...] = (0.25, 0.5, 1.0),
 ) -> Results:
     """Large uniform steps: F, B, W 300, 320, 210 µs, messages 8 µs. A room is the capacity in microbatches over the number
-    of ranks (1: what 1F1B needs). The machine's load is written down too: on a busy one, seconds buy less."""
+    of ranks (1: 1F1B's memory). The file also has the machine's load: on a busy machine, less is done in the seconds."""
     compiled()
 
     def rows() -> Iterator[tuple[str, Results]]:
@@ -255,8 +255,8 @@ def sources(
 ) -> Results:
     """The problems of a suite (of so many passes at most), and steps with copies and gathers (problems "tight": in little
     memory, and these alone), are searched with all sources and without one at a time, for counted effort, with several
-    seeds. By how much values are longer without it, in the mean and at worst over problems (medians of seeds), and on how
-    many they are longer or shorter."""
+    seeds. Rows say how much longer values are without it, in the mean and at worst over problems (medians of seeds), and for
+    how many problems they are longer or shorter."""
     ready()
     profile = profiles.kept("estimated-llama3-8b-h100")
     if problems == "tight":
@@ -277,7 +277,7 @@ def sources(
 
 
 def _value(problem: Problem, without: str, effort: float, seed: int) -> int:
-    """The value found, µs; −1: none was."""
+    """The value found, µs; −1: none."""
     state = State(problem, Clock(1e9, effort), work_bound(problem), without=frozenset((without,)))
     search(state, "auto", seed)
     return state.value
@@ -304,8 +304,8 @@ SIZES = ((2, 2), (2, 4), (3, 3), (3, 5), (4, 4), (4, 6), (4, 8))  # ranks, micro
 
 @table()
 def milp(seconds: float = 30.0) -> Results:
-    """Up to which size the exact models close a problem: CP-SAT, and the MILP with CBC and HiGHS. Each is alone and starts
-    from one incumbent, the greedy schedule, and from the work of the busiest rank as bound: relaxations prove nothing
+    """The size up to which exact models solve a problem: CP-SAT, and the MILP with CBC and HiGHS. Each runs alone, and
+    starts from the greedy schedule as incumbent and from the busiest rank's work as bound: relaxations prove nothing
     here."""
 
     def rows() -> Iterator[Results]:

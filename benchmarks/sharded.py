@@ -1,6 +1,5 @@
-"""Vocabularies and parameters that are sharded over ranks: what they gain and how close the search comes, on the estimated
-profiles that are kept; nothing was measured on the devices. Effort is counted, so the numbers are deterministic but for
-seconds."""
+"""Vocabularies and parameters that are sharded over ranks: what they gain and how close the search comes, on the stored
+estimated profiles; nothing was measured on the devices. Effort is counted, so all numbers but seconds are deterministic."""
 
 from __future__ import annotations
 
@@ -49,8 +48,8 @@ def vocabulary(
     """Steps of models with large vocabularies, with the output layer on the last stage, with layers redistributed, and with
     vocabulary parallelism (arXiv 2411.05288), each with its proven bound. Each rank has as much memory as 1F1B with layers
     redistributed needs on its fullest rank: parameters, optimizer states and activations. rounds: microbatches, as a
-    multiple of the ranks. saves: the share that the best sharded schedule takes less than the best whole one that was found;
-    saves_proven: than any there is with these layers a stage."""
+    multiple of the ranks. saves: the share that the best sharded schedule saves against the best unsharded one found;
+    saves_proven: against any schedule with these layers a stage."""
     compiled()
     pairs = [(name, count) for name in models for count in ranks]
     rows = rows_of(
@@ -60,7 +59,7 @@ def vocabulary(
 
 
 def _choices(profile: Profile, step: Step, effort: float) -> Results:
-    """What each choice reaches: value and bound, µs, the gap, bytes of the fullest rank, layers of each stage."""
+    """The results of each choice: value and bound, µs, the gap, bytes of the fullest rank, layers of each stage."""
     usual = usual_schedule(profile, step, ())
     assert usual is not None
     today = replace(step, fused=True, partition=usual.problem.layers)
@@ -100,9 +99,8 @@ def vocabulary_search(
     rounds: tuple[int, ...] = (2, 3),
     effort: float = 1.0,
 ) -> Results:
-    """What the search reaches with little effort on steps with a sharded vocabulary. Each rank has all the memory there is,
-    or as much as the order 1f1b-vocab (arXiv 2411.05288) needs on its fullest rank, parameters and optimizer states
-    included."""
+    """Results of the search with little effort on steps with a sharded vocabulary. Each rank has unlimited memory, or as
+    much as the order 1f1b-vocab (arXiv 2411.05288) needs on its fullest rank, parameters and optimizer states included."""
     compiled()
 
     def rows() -> Iterator[tuple[str, Results]]:
@@ -150,11 +148,11 @@ def sharded(effort: float = 0.6, device: str = "h100", first: int = len(CASES)) 
     """Parameters over 8 ranks of a data-parallel group: torch's window of three stages against the search, on simulated
     times.
 
-    Torch's rule runs interleaved 1F1B (fused backward) and gathers the stages of the next three that a rank computes; it
-    knows no memory limit, so its peak is what it needs. The search has the same passes, fused too, in a share of that peak:
-    with torch's own gathers as passes that may move (beginning from torch's schedule where that fits), and with parameters
-    gathered 1, 2 or 4 times a step; the best of all counts. Bytes are activations, gathered parameters and gradients of the
-    fullest rank. first: so many cases."""
+    Torch's rule runs interleaved 1F1B (fused backward) and gathers the next three stages that a rank computes; it has no
+    memory limit, so its peak is the memory that it needs. The search has the same passes, fused too, in a share of that
+    peak: with torch's own gathers as passes that may move (beginning from torch's schedule if that fits), and with
+    parameters gathered 1, 2 or 4 times a step; the best of all counts. Bytes are activations, gathered parameters and
+    gradients of the fullest rank. first: so many cases."""
     compiled()
 
     def rows() -> Iterator[tuple[str, Results]]:

@@ -1,9 +1,9 @@
-"""Long sequences in slices: what schedules take and need, and whether the search is ever worse than a paper's order.
+"""Long sequences in slices: times and memory of schedules, and whether the search is ever worse than a paper's order.
 
 `slices` and `contexts` are of Llama 3 70B, and all of it is estimated (`zbsolve profile --estimate h100`): a slice takes its
-share of a sequence's times and bytes, so how much less efficient small kernels are is not counted. 1f1b, interleaved, zb-h1:
-whole sequences. slimpipe: SlimPipe's order of even slices (arXiv 2504.14519). exchange: the same where ranks that would wait
-make attention for late slices. seq1f1b: slices that take as long as each other (arXiv 2406.03488).
+share of a sequence's times and bytes, so the lower efficiency of small kernels is not counted. 1f1b, interleaved, zb-h1:
+whole sequences. slimpipe: SlimPipe's order of even slices (arXiv 2504.14519). exchange: the same, and waiting ranks compute
+attention for late slices. seq1f1b: slices of equal times (arXiv 2406.03488).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXCHANGE = "exchange"
 
 
 def _needs(profile: Profile, step: Step, schedule: Schedule, context: int, name: str) -> tuple[Results, Results]:
-    """What tells a schedule's row; what it takes and its fullest rank needs."""
+    """The fields that identify a schedule's row; its time, and the memory of its fullest rank."""
     problem, timeline = schedule.problem, schedule.timeline()
     assert not verify(problem, schedule)
     need = max(step.needs(replace(profile, capacity=None), schedule))
@@ -56,10 +56,10 @@ def slices(
     seconds: float = 10.0,
 ) -> Results:
     """Llama 3 70B with long contexts (in 1024 tokens) on 16 ranks of one device, without tensor parallelism, recompute,
-    offload or a limit of memory; equal layers a stage but for the last; four sequences a step. search: the shortest step
-    that solve finds of so many slices (`searched`), with a split backward, where every rank may hold what slimpipe's fullest
-    one holds; the others are fused. Beside exchange: a bound that holds whatever ranks hand over. A bubble is the share of
-    the makespan that ranks do not compute, in the mean."""
+    offload or a limit of memory; equal layers on all stages but the last; four sequences a step. search: the shortest step
+    that solve finds of so many slices (`searched`), with a split backward, if every rank may hold what slimpipe's fullest
+    rank holds; the others have a fused backward. exchange also has a bound over all exchanges. A bubble is the share of the
+    makespan that ranks do not compute, in the mean."""
     compiled()
 
     def rows() -> Iterator[Results]:
@@ -80,7 +80,7 @@ def slices(
 
 
 def _sliced(profile: Profile, context: int, step: Step, name: str, seconds: float = 0.0) -> Results:
-    """A named schedule, or with seconds what the search finds in SlimPipe's memory."""
+    """A named schedule, or with `seconds` the search's result in SlimPipe's memory."""
     problem = step.problem(profile)
     schedule, more = preset(name if name in PRESETS else "slimpipe", problem), dict[str, Any]()
     if seconds:
@@ -99,8 +99,8 @@ def _sliced(profile: Profile, context: int, step: Step, name: str, seconds: floa
 
 
 def slices_table(rows: list[Results]) -> str:
-    """A line each schedule and context: its slices, seconds of a step and a bound where there is one, its bubble, and GiB
-    that the fullest rank needs, in all and for activations."""
+    """A line for each schedule and context: its slices, seconds of a step and a bound if there is one, its bubble, and GiB
+    of the fullest rank, in all and of activations."""
     lines = [("context", "schedule", "slices", "step s", "bound", "bubble", "GiB", "activations")]
     for row in rows:
         bound = f"{row['bound_us'] / 1e6:.1f}" if "bound_us" in row else ""
@@ -120,14 +120,14 @@ NAMED = ("1f1b", "interleaved", "zb-h1", "slimpipe", "seq1f1b", EXCHANGE)
 @table()
 def contexts(contexts: tuple[int, ...] = (32, 128, 512, 2048), seconds: float = 10.0) -> Results:
     """Llama 3 70B with contexts of 32k to 2,048k tokens on 256 H100: 16 pipeline ranks of 8 tensor ranks, two replicas, 4M
-    tokens a step, 80 GB a device. Model and devices are SlimPipe's; how it splits them is not known here. What replicas
-    exchange, and the optimizer's update, are not counted.
+    tokens a step, 80 GB a device. Model and devices are SlimPipe's; how it splits them is not known here. The exchanges of
+    replicas and the optimizer's update are not counted.
 
-    Each schedule takes what makes it shortest of what fits: how many slices, and what layers keep (see `KEEP`); where
-    nothing fits, what needs the least. interleaved has 5 chunks of one block. search: the shortest step that solve finds in
-    the devices' memory with the slices and layers of the shortest of the others, from which it begins, with a fused or a
-    split backward. MFU: three times a forward's FLOPs, of which causal attention counts half, of the peak in the time of a
-    step."""
+    Each schedule has the number of slices, and what layers keep (see `KEEP`), that make its step shortest among those that
+    fit; if none fits, those that need the least memory. interleaved has 5 chunks of one block. search: the shortest step
+    that solve finds in the devices' memory with the slices and layers of the shortest of the others, from which it begins,
+    with a fused or a split backward. MFU: three times a forward's FLOPs, with half of causal attention's, over the peak's
+    FLOPs in the time of a step."""
     compiled()
 
     def rows() -> Iterator[Results]:
@@ -145,12 +145,12 @@ def contexts(contexts: tuple[int, ...] = (32, 128, 512, 2048), seconds: float = 
 
 
 def _rank_of(row: Results) -> tuple[bool, float]:
-    """What fits comes first, the shortest of it; of what does not, what needs the least."""
+    """A sort key: rows that fit come first, by time; then those that do not fit, by memory."""
     return (not row["fits"], row["us"] if row["fits"] else row["GiB"])
 
 
 def _counts(name: str, context: int) -> list[int]:
-    """Numbers of slices that are tried."""
+    """The numbers of slices to try."""
     sliced = system(NAMES.get(name, name)).slices
     return [n for n in COUNTS if n * STEP_TOKENS <= UNITS * 1024 * context] if sliced else [1]
 
@@ -183,7 +183,7 @@ def _row(profile: Profile, step: Step, name: str, kept: str, schedule: Schedule,
 
 
 def _searched(profile: Profile, row: Results, seconds: float) -> Iterator[Results]:
-    """What the search finds with the row's slices and layers, with a fused and with a split backward."""
+    """The search's results with the row's slices and layers, with a fused and with a split backward."""
     layers, context, named = keeping(profile, row["kept"]), row["context"], row["schedule"]
     for fused in (True, False):
         step = Step(RANKS, STEP_TOKENS // (1024 * context), partition="balanced", slices=row["slices"], fused=fused)
@@ -199,8 +199,8 @@ def _searched(profile: Profile, row: Results, seconds: float) -> Iterator[Result
 
 
 def contexts_table(rows: list[Results]) -> str:
-    """A line each context and schedule: slices, what layers keep, seconds of a step, its bubble, MFU, and GiB of the fullest
-    device, marked where they are more than it has."""
+    """A line for each context and schedule: slices, what layers keep, seconds of a step, its bubble, MFU, and GiB of the
+    fullest device, marked if they exceed its memory."""
     lines = [("context", "schedule", "slices", "kept", "step s", "bubble", "MFU", "GiB")]
     for row in rows:
         named = (f"{row['context']}k", row["schedule"], str(row["slices"]), row["kept"], f"{row['us'] / 1e6:.1f}")
@@ -217,18 +217,18 @@ def contexts_table(rows: list[Results]) -> str:
 
 
 def _selective(layer: Layer, given: int) -> Layer:
-    """Of a block its input, attention's output, as large, and keys and values; attention is not made again."""
+    """A block keeps its input, attention's output (equally large), and keys and values; attention is not recomputed."""
     return _again(layer, 2 * given, layer.X - layer.attention_F) if layer.attention_F else _full(layer, given)
 
 
 def _full(layer: Layer, given: int) -> Layer:
-    """Of a block its input, and, for later slices, keys and values."""
+    """A block keeps its input, and keys and values for later slices."""
     again = replace(layer, attention_B=layer.attention_B + layer.attention_F)
     return _again(again, given, layer.X) if layer.held_until_B else layer
 
 
 def _again(layer: Layer, kept: int, time: float) -> Layer:
-    """A layer that keeps `kept` bytes, and keys and values, and takes `time` µs to make the rest again."""
+    """A layer that keeps `kept` bytes, and keys and values, and takes `time` µs to recompute the rest."""
     held = layer.held_until_B + layer.held_until_W
     sizes = {"held_until_B": kept + layer.kv_bytes, "held_until_W": 0, "transient": layer.transient + held}
     sizes |= {"held_from_B": layer.held_from_B + layer.held_until_W, "output_kept": 0, "input_unneeded": 0}
@@ -243,7 +243,7 @@ KEEP: dict[str, Callable[[Layer, int], Layer]] = {
 
 
 def keeping(profile: Profile, way: str) -> Profile:
-    """The profile whose layers keep what this way says."""
+    """The profile with layers that keep what this way says."""
     inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
     layers = tuple(KEEP[way](layer, given) for layer, given in zip(profile.layers, inputs, strict=True))
     return replace(profile, layers=layers)
@@ -256,7 +256,7 @@ def keeping(profile: Profile, way: str) -> Profile:
 def slices_search(count: int = 400, first: int = 0, effort: float = 0.1, passes: int = 1200) -> Results:
     """Is `solve` ever worse than a paper's order of slices, in that order's own memory? Seeded random steps of 2 to 8 ranks
     (`tests.support.slice_problems.paper_order`). Each rank has what the order takes, or all have what it takes on its
-    fullest rank. Effort is counted. Where one solve is worse, or a bound is above a value, the exit code is 1."""
+    fullest rank. Effort is counted. If one solve is worse, or a bound is above a value, the exit code is 1."""
     compiled()
     rows = listed(_against_paper(seed, passes, effort) for seed in range(first, first + count))
     values = [row["value"] / row["named"] for row in rows]

@@ -1,5 +1,5 @@
-"""How fast this code is itself: building and verifying at scale, pages, the playground, installing, and what a pass costs
-the executor, here and in another checkout. Modules of zbsolve are imported by what needs them: other checkouts may lack
+"""How fast this code itself is: building and verifying at scale, pages, the playground, installing, and the executor's time
+for a pass, here and in another checkout. Functions import the modules of zbsolve that they need: other checkouts may lack
 some."""
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ SHOWN = ((64, 256, "loop", "interleaved"), (128, 1024, "single", "1f1b-split"), 
 
 @table()
 def pages(repeats: int = 3, first: int = len(SHOWN)) -> Results:
-    """Bytes of a schedule's page, seconds to write it, and seconds until a browser shows it, a new window and all. Needs
-    chromium and playwright."""
+    """Bytes of a schedule's page, seconds to write it, and seconds until a browser shows it, with opening a new window.
+    Needs chromium and playwright."""
     from tests.support.browser import chromium, opened
     from zbsolve.show import schedule_as_page
 
@@ -102,8 +102,8 @@ STATES = (
 
 @table()
 def explore(repeats: int = 3, count: int = 60, first: int = len(STATES)) -> Results:
-    """Seconds until the page of `zbsolve explore` has an answer drawn, and its table, of the first listed steps; and seconds
-    of one core that answers of so many random steps take: searches by effort run one thing after the other."""
+    """Seconds until the page of `zbsolve explore` has drawn its answer and table, for the first listed steps; and CPU
+    seconds of one core for the answers to so many random steps: searches by effort do not run in parallel."""
     from zbsolve.explore.page import answer_part, table_part
     from zbsolve.explore.playground import Playground
     from zbsolve.explore.state import State
@@ -133,7 +133,7 @@ def explore(repeats: int = 3, count: int = 60, first: int = len(STATES)) -> Resu
 
 
 def random_states(count: int) -> Iterator[tuple[int, int, Results]]:
-    """Steps of up to 32 ranks and 96 microbatches, with and without limits of memory, even and uneven, either objective."""
+    """Steps of up to 32 ranks and 96 microbatches, with and without memory limits, even and uneven, either objective."""
     pick = random.Random(3).choice
     for _ in range(count):
         ranks = pick((2, 4, 6, 8, 12, 16, 24, 32))
@@ -145,8 +145,8 @@ def random_states(count: int) -> Iterator[tuple[int, int, Results]]:
 
 @table()
 def install() -> Results:
-    """How long `pip install .` takes into a new environment, and the first solve after it, where the wheel holds compiled
-    kernels and where it does not. pip takes packages from where it is told to; what it downloads is in the time."""
+    """Seconds of `pip install .` into a new environment, and of the first solve after it, if the wheel has compiled kernels
+    and if it does not. pip takes packages from its configured source; the time includes downloads."""
     limit, solve = 1200.0, ("--ranks", "8", "--microbatches", "24", "--seconds", "2")
     alone = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NUMBA_CACHE_DIR")}
 
@@ -180,12 +180,12 @@ WARMUPS, STEPS, WIDTH, LIMIT = 5, 15, 64, 60  # LIMIT in seconds
 
 @table()
 def handlers(against: Path, launches: int = 8, turns: int = 12) -> Results:
-    """What a pass costs the executor, here and in another checkout, turn by turn in one run. All times are CPU time of a
-    rank's thread a pass, µs. `interpreter`: of one rank whose stages do nothing, so that what is left is the interpreter
-    with its table of handlers. `layers`: of one rank with a small layer a stage. `messages`: of two gloo ranks with such a
-    stage each, by 1F1B. Each process waits while the others take their turn. Processes are started anew some times, because
-    one and the same code takes up to 20 % longer in one pair of processes than in another. A ratio is this checkout's time
-    over the other's, of one turn's medians; all samples are kept. Only names that both checkouts have are used."""
+    """The executor's time for a pass, here and in another checkout, turn by turn in one run. All times are CPU time of a
+    rank's thread for a pass, µs. `interpreter`: of one rank whose stages do nothing, so only the interpreter with its table
+    of handlers is left. `layers`: of one rank with a small layer a stage. `messages`: of two gloo ranks with such a stage
+    each, by 1F1B. Each process waits while the others take their turn. Processes are restarted some times, because the same
+    code takes up to 20 % longer in one pair of processes than in another. A ratio is this checkout's time over the other's,
+    from the medians of one turn; all samples are kept. Only names that both checkouts have are used."""
 
     def rows() -> Iterator[tuple[str, Results]]:
         for what, size in CASES.items():
@@ -209,7 +209,7 @@ def handlers(against: Path, launches: int = 8, turns: int = 12) -> Results:
 
 
 def _take_turns(what: str, roots: dict[str, Path], turns: int, found: dict[str, list[list[float]]]) -> None:
-    """Both checkouts in turn, each the first of a pair as often as the other; samples are means over ranks."""
+    """Both checkouts in turn, each first of a pair equally often; samples are means over ranks."""
     with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
         served: dict[str, list[Served]] = {name: [] for name in roots}
         try:
@@ -277,7 +277,7 @@ def _stepper(what: str) -> tuple[Callable[[], Any], int]:
 
 
 def _schedule(ranks: int, stages: int, microbatches: int) -> Schedule:
-    """1F1B where each rank has a stage, W right behind its B; on one rank, one microbatch after the other."""
+    """1F1B with one stage a rank, W directly after its B; on one rank, one microbatch after the other."""
     spot, ones = tuple(stage % ranks for stage in range(stages)), [10] * stages
     problem = pipeline(ones, ones, ones, placement=spot, microbatches=microbatches, layers=[1] * stages)
     if ranks == stages:

@@ -1,7 +1,7 @@
-"""Backwards that are split into B and W, beside fused ones: on one thread of a CPU, and on any device the same numbers.
+"""Backwards that are split into B and W, compared with fused ones: on one thread of a CPU, or on any device.
 
-Rounds of all ways take turns, so that a slow moment of the machine meets all of them. Times on a CPU are those of the one
-thread that works, on its core. Ratios are of medians: (B + W) of a split over a fused backward.
+Rounds of all ways take turns, so that a slow moment of the machine affects all of them. Times on a CPU are CPU times of the
+one thread that works. Ratios are of medians: (B + W) of a split over a fused backward.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ BLOCKS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], tuple[int, .
 
 
 class Way(NamedTuple):
-    """How a layer runs. forward: F, gives the output and what is kept. backward: B, takes that and the output's gradient.
+    """How a layer runs. forward: F, returns the output and what is kept. backward: B, takes both and the output's gradient.
     weights: W, takes what is kept."""
 
     layer: nn.Module
@@ -126,10 +126,10 @@ COMPILED = ("inductor", "compiled")
 def graph_split(
     seconds: float = 15.0, rounds: int = 60, blocks: tuple[str, ...] = tuple(BLOCKS), eager: bool = False
 ) -> Results:
-    """The graph's split beside that of the layers, torch's own and fused backwards: a Llama block, a GPT block, a mixture of
-    experts and a ResNet block, at a width where products count and at one where the host's own time does. seconds: of
-    rounds, for each block and width, at most `rounds` of them and at least 8. eager: compile nothing. Bytes are those held
-    for a microbatch after F (its input among them) and after B."""
+    """The graph's split compared with the layers' split, torch's own and fused backwards: a Llama block, a GPT block, a
+    mixture of experts and a ResNet block, at a width whose time is in products and at one whose time is the host's own.
+    seconds: of rounds, for each block and width, at most `rounds` of them and at least 8. eager: compile nothing. Bytes are
+    those held for a microbatch after F (its input among them) and after B."""
     plain = [way for way in WAYS if way not in COMPILED]  # compiled code has little to do with the host's time of the others
 
     def rows() -> Iterator[tuple[str, Results]]:
@@ -148,8 +148,8 @@ def graph_split(
 
 @table()
 def split(seconds: float = 4.0, blocks: tuple[int, ...] = (1, 2, 4, 8, 16, 32)) -> Results:
-    """The split of the layers beside eager mode's fused backward, of 1 to 32 transformer blocks at once, of two sizes: one
-    where Python's own time counts, one where products do."""
+    """The split of the layers compared with eager mode's fused backward, for 1 to 32 transformer blocks at once, of two
+    sizes: one whose time is Python's own, one whose time is in products."""
     sizes = {"width 192, 256 tokens": (192, 6, 2, 128), "width 64, 64 tokens": (64, 4, 2, 32)}  # width, heads, batch, length
 
     def rows() -> Iterator[tuple[str, Results]]:
@@ -223,7 +223,7 @@ LIMITS = {"float32": 1e-4, "bfloat16": 5e-2}
 
 
 class Sizes(NamedTuple):
-    """Transformer blocks, their inputs, and how many rounds are timed after one that warms up."""
+    """Transformer blocks, their inputs, and the number of timed rounds after a warm-up round."""
 
     width: int
     heads: int
@@ -261,7 +261,7 @@ def blocks(sizes: Sizes, how: dict[str, Any]) -> list[nn.Module]:
 
 
 def difference(found: Tensor, right: Tensor) -> float:
-    """The largest difference, as a share of the largest value of `right`; NaN where either is no number."""
+    """The largest difference, as a share of the largest value of `right`; NaN if either is no number."""
     return float((found.double() - right.double()).abs().max() / right.double().abs().max())
 
 
@@ -294,7 +294,7 @@ def _split(stage: Stage, inputs: Tensor, gradients: Tensor, rounds: int) -> tupl
 
 
 def _named(outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], module: nn.Module) -> dict[str, Tensor]:
-    """What is compared, copied, by name. A gradient that is missing is no tensor, and fails."""
+    """Copies of the compared tensors, by name. A missing gradient is no tensor, and fails."""
     found: dict[str, Any] = {f"output {m}": y for m, y in enumerate(outputs)}
     found |= {f"input gradient {m}": dx for m, dx in enumerate(gradients)}
     found |= {f"gradient of {name}": p.grad for name, p in module.named_parameters()}

@@ -1,5 +1,5 @@
-"""Named schedules, and what `solve` finds beside them: of the literature, on the published models, on models of several
-parts, and for less memory."""
+"""Named schedules compared with `solve`: those of the literature, on the published models, on models of several parts, and
+for less memory."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ NAMES = tuple(one.name for one in SYSTEMS)
 
 @table()
 def systems(seconds: float = 2.0, only: tuple[str, ...] = (), first: int = len(SETTINGS)) -> Results:
-    """Each system of the literature, and what solve finds in its memory on its placement: every rank may hold what the
-    system's own order holds there at most. only: these are measured anew, and the others' rows are kept as they are. first:
-    so many settings."""
+    """Each system of the literature, and what solve finds on its placement in its memory: every rank may hold the peak that
+    it has in the system's own order. only: these are measured again, and the rows of the others are kept. first: so many
+    settings."""
     compiled()
     rows = listed(
         _beside(one, setting, seconds) for setting in SETTINGS[:first] for one in SYSTEMS if not only or one.name in only
@@ -70,7 +70,7 @@ def systems(seconds: float = 2.0, only: tuple[str, ...] = (), first: int = len(S
 
 
 def _beside(one: System, setting: Setting, seconds: float) -> Results | None:
-    """The system's makespan and peak; solve's makespan and bound in the same memory. None where it does not allow m."""
+    """The system's makespan and peak; solve's makespan and bound in the same memory. None if the system does not allow m."""
     ranks, microbatches, times, comm = setting
     chunks = len(parse_routes(one.placement, ranks)[0]) // ranks
     held = {"held_until_B": 40 // chunks, "held_until_W": 20 // chunks}
@@ -92,7 +92,7 @@ def _beside(one: System, setting: Setting, seconds: float) -> Results | None:
 
 
 def estimated(device: str) -> dict[str, Profile]:
-    """The profiles that are kept for a device, by model."""
+    """The stored profiles for a device, by model."""
     ends = "estimated-", f"-{device}"
     names = [name for name in profiles.names() if name.startswith(ends[0]) and name.endswith(ends[1])]
     return {name.removeprefix(ends[0]).removesuffix(ends[1]): profiles.kept(name) for name in names}
@@ -100,11 +100,11 @@ def estimated(device: str) -> dict[str, Profile]:
 
 @table()
 def published(device: str = "h200", seconds: float = 5.0, models: tuple[str, ...] = ()) -> Results:
-    """What a schedule wins on the published models (all, or these): each on as many ranks as 1F1B needs (where 8, 16 and 32
-    are too few: as any schedule needs), 4 microbatches a rank, in the device's memory: 1F1B with a fused backward, as people
-    run it, on the equal split and on the balanced one; then `solve` on one stage a rank and on the V shape, both split
-    evenly by the ranks' work. All of it is estimated: rooflines, not measurements. A fused backward is taken to cost no more
-    than B and W: torch adds weight gradients up in kernels of their own, which training frameworks avoid."""
+    """What a schedule gains on the published models (all, or these), each on as many ranks as 1F1B needs (if 8, 16 and 32
+    are too few: as any schedule needs), with 4 microbatches a rank, in the device's memory. 1F1B with a fused backward, as
+    is usual, has the equal split and the balanced one; `solve` has one stage a rank and the V shape, both split evenly by
+    the ranks' work. All of it is estimated: rooflines, not measurements. A fused backward is assumed to take no longer than
+    B and W: torch sums weight gradients in separate kernels, which training frameworks avoid."""
     compiled()
     chosen = {name: profile for name, profile in estimated(device).items() if not models or name in models}
     rows = rows_of((f"estimated-{name}-{device}", _fewest_ranks(profile, seconds)) for name, profile in chosen.items())
@@ -112,7 +112,7 @@ def published(device: str = "h200", seconds: float = 5.0, models: tuple[str, ...
 
 
 def _fewest_ranks(profile: Profile, seconds: float) -> Results | None:
-    """The row of the fewest ranks on which 1F1B fits, else of the fewest on which anything does."""
+    """The row of the fewest ranks on which 1F1B fits, else of the fewest on which any schedule fits."""
     rest = None
     for ranks in (8, 16, 32):
         row = model_row(profile, ranks, seconds)
@@ -123,7 +123,7 @@ def _fewest_ranks(profile: Profile, seconds: float) -> Results | None:
 
 
 def model_row(profile: Profile, ranks: int, seconds: float) -> Results | None:
-    """One model's row; None where not even one microbatch fits."""
+    """One model's row; None if not even one microbatch fits."""
     profile = replace(profile, layers=tuple(replace(one, BW=min(one.BW, one.B + one.W)) for one in profile.layers))
     step = Step(ranks, 4 * ranks)
     try:
@@ -167,12 +167,12 @@ ROOM = 2**50  # bytes, where a way is looked at whether it fits or not
 
 @table()
 def parted(device: str = "h200", ranks: int = 8, seconds: float = 40.0, models: tuple[str, ...] = ()) -> Results:
-    """Public models of several parts on 8 ranks, 4 microbatches a rank, by estimates. Ways, each where it differs: layers in
-    equal stages and all values passed along the row, 1F1B (torch.distributed.pipelining); the same with side inputs; the
-    whole tower on the first rank and the language model's layers equal on the others, 1F1B (Megatron); the same model
-    trained whole, solved: what frozen parts cost where nobody looks at them; side inputs and what each layer takes, solved
-    over placements and splits; and the frozen tower's forwards of the next batch in the bubbles, on whichever ranks. Bytes:
-    all that the fullest rank has."""
+    """Public models of several parts on 8 ranks, 4 microbatches a rank, by estimates. The ways, left out if they are the
+    same: layers in equal stages and all values passed from stage to stage, 1F1B (torch.distributed.pipelining); the same
+    with side inputs; the whole tower on the first rank and equally many layers of the language model on the others, 1F1B
+    (Megatron); the same model with all parts trained, solved: the cost of ignoring that parts are frozen; side inputs and
+    each layer's true costs, solved over placements and splits; and the frozen tower's forwards of the next batch in the
+    bubbles of any ranks. Bytes: the total of the fullest rank."""
     compiled()
     found = {}
     for model, (spec, whole, tower, frozen) in PARTED.items():
@@ -187,7 +187,7 @@ def parted(device: str = "h200", ranks: int = 8, seconds: float = 40.0, models: 
 def _ways(
     spec: str, whole: str, tower: int, frozen: bool, device: str, ranks: int, seconds: float
 ) -> Iterator[tuple[str, tuple[Profile, Schedule, int]]]:
-    """The name of a way, and its profile and schedule; bytes of weights that all ranks have besides."""
+    """The name of a way, and its profile and schedule; bytes of weights that all ranks also have."""
     profile, step = _estimated(spec, device), Step(ranks, 4 * ranks)
     along = _along(replace(profile, capacity=ROOM))
     count, equal = len(profile.layers), replace(step, partition="equal", fused=True)
@@ -209,13 +209,13 @@ def _ways(
 
 
 def _estimated(spec: str, device: str) -> Profile:
-    """A fused backward costs no more than B and W (see `published`)."""
+    """The profile with fused backwards no longer than B and W (see `published`)."""
     profile = estimate(spec, device, shards=False)
     return replace(profile, layers=tuple(replace(one, BW=min(one.BW, one.B + one.W)) for one in profile.layers))
 
 
 def _along(profile: Profile) -> Profile:
-    """Side inputs as part of what goes from layer to layer: each stage between gets and keeps them."""
+    """Side inputs as part of the values that pass from layer to layer: each stage between gets and keeps them."""
     layers = list(profile.layers)
     for i, layer in enumerate(profile.layers):
         for given in layer.gives:
@@ -229,7 +229,7 @@ def _along(profile: Profile) -> Profile:
 
 
 def _in_bubbles(profile: Profile, count: int, step: Step, seconds: float) -> tuple[Profile, Schedule, int]:
-    """The first `count` layers are work of any rank, whose output comes to rank 0 for the next step."""
+    """The first `count` layers are work of any rank, whose output goes to rank 0 for the next step."""
     front, rest = profile.layers[:count], profile.layers[count:]
     names = {given.name for one in front for given in one.gives}
     rest = tuple(replace(one, takes=tuple(name for name in one.takes if name not in names)) for one in rest)
@@ -272,9 +272,9 @@ RUNTIME = ("1f1b", "interleaved", "interleaved-zb", "zb-v", "dualpipe-v", "zb-h1
 
 @table()
 def mixed(device: str = "h200", seconds: float = 40.0, models: tuple[str, ...] = ()) -> Results:
-    """Public models of unlike layers, by estimates; 4 microbatches a rank. torch's schedules and the zero-bubble fork's, on
-    layers in equal stages and on those that `balance` makes; `solve` over placements and splits in the activations that 1F1B
-    takes in equal stages, and in twice as much. Weights do not count: experts lie on other ranks, too."""
+    """Public models of unlike layers, by estimates; 4 microbatches a rank. torch's schedules and the zero-bubble fork's have
+    layers in equal stages, or in those of `balance`; `solve` searches over placements and splits in 1F1B's activation memory
+    with equal stages, and in twice as much. Weights do not count: experts are on other ranks, too."""
     compiled()
     found = {}
     for model, (spec, ranks) in MIXED.items():
@@ -315,8 +315,8 @@ def _of_step(schedule: Schedule) -> Results:
 
 
 def mixed_table(rows: Results) -> str:
-    """A line each way: the step in equal stages and in a balanced or searched split, the bound of a search, and the memory,
-    in times 1F1B's."""
+    """A line for each way: the step in equal stages and in a balanced or searched split, the bound of a search, and the
+    memory relative to 1F1B's."""
 
     def shown(us: float | None) -> str:
         return "" if us is None else f"{us / 1e3:,.0f} ms"
@@ -340,11 +340,11 @@ CHANGES = ("peak_with_time_preferred", "peak_with_memory_preferred", "value_with
 def least_peak(
     effort: float = 2.0, ranks: tuple[int, ...] = (4, 8), device: str = "h100", models: tuple[str, ...] = ()
 ) -> Results:
-    """What memory the search for less memory saves, and at what time: profiles that are kept (of all models, or these),
-    without a limit of memory, one stage a rank and on the V shape. Each problem is solved three times with the same effort:
-    for the value alone (the first schedule of the least value), with time preferred, and with memory preferred. Values and
-    bounds of the first two are the same, or this fails. Peaks are bytes of activations of the fullest rank. Changes are
-    medians: with time preferred of the problems whose value is proven optimal, where alone that search has time."""
+    """The memory that the search for less memory saves, and its time: stored profiles (of all models, or these), without a
+    memory limit, with one stage a rank and on the V shape. Each problem is solved three times with the same effort: for the
+    value alone (the first schedule of the least value), with time preferred, and with memory preferred. Values and bounds of
+    the first two are the same, or this fails. Peaks are bytes of activations of the fullest rank. Changes are medians: with
+    time preferred only over problems whose value is proven optimal, since only there the search has time left."""
     compiled()
 
     def rows() -> Iterator[tuple[str, Results | None]]:
@@ -365,7 +365,7 @@ def least_peak(
 
 
 def _change(row: Results, what: str) -> float:
-    """Of the value or the peak against the search for the value alone."""
+    """The change of the value or the peak against the search for the value alone."""
     return float(row[what] / row[what.split("_", 1)[0]] - 1)
 
 

@@ -48,11 +48,11 @@ OWN, OTHER, HALF = "replayed", "of the other steps", "measured, every other step
 @table()
 def traced(effort: float = 4.0) -> Results:
     """What real steps, traced by other people, could have been. For each sample under tests/data/traces: the measured step,
-    how close its order comes by the longest path (with messages beside compute and with messages that hold their sender up),
+    how close its order comes by the longest path (with messages beside compute and with messages that block their sender),
     where each rank's time went in its median step, and the best schedules found of the same passes in the same memory (the
-    most microbatches in flight that any rank had), on today's placement, a vee and a loop (each stage cut in two alike
+    most microbatches in flight that any rank had), on today's placement, a vee and a loop (each stage cut into two equal
     ones), with the backward as traced and split (estimated: B and W half of it each), with the stages as they are and all
-    alike. Values and bounds are µs."""
+    equal. Values and bounds are µs."""
     compiled()
     found = {}
     for name, file in NAMES.items():
@@ -100,7 +100,7 @@ def _best(problem: Problem, effort: float) -> Results:
 
 
 def _beside(trace: Trace) -> Trace:
-    """The run with messages beside compute, whatever it shows."""
+    """The run with messages beside compute, whether or not they block in it."""
     problem, sent = trace.problem, trace.sent or (trace.problem.sending,) * len(trace.steps)
     edges = replace(problem.edges, lag=problem.edges.lag + problem.edges.sent, sent=0 * problem.edges.sent)
     passes = replace(problem.passes, duration=problem.passes.duration - problem.sending)
@@ -110,9 +110,9 @@ def _beside(trace: Trace) -> Trace:
 
 
 def _replays(trace: Trace) -> dict[str, float]:
-    """How much longer than measured the order takes by the longest path, as a share: with each step's own times, their mean
+    """How much longer than measured the order takes by the longest path, as a share: with each step's own times, the mean
     and the worst; with the medians of all steps, against the median step; and with each step's own factors a microbatch, the
-    mean of what it is off."""
+    mean of absolute errors."""
     own = [trace.replayed(i).value / step.value - 1 for i, step in enumerate(trace.steps)]
     lengths, sent = lengths_of(trace), trace.problem.sending
     off = []
@@ -132,7 +132,7 @@ def _shares(parts: Parts) -> dict[str, int]:
 
 
 def replays_table(sample: Results) -> list[str]:
-    """How close the order comes to what was measured, by what messages do."""
+    """How close the order comes to the measurement, with each kind of messages."""
     rows = [("messages", "own times", "worst step", "medians", "with factors")]
     for name, one in sample["replays"].items():
         rows.append((name, f"{one['own']:+.2%}", f"{one['worst']:+.2%}", f"{one['medians']:+.2%}", f"{one['factors']:.2%}"))
@@ -147,7 +147,7 @@ def ranks_table(sample: Results) -> list[str]:
 
 
 def traced_table(sample: Results) -> list[str]:
-    """The best schedules found, ms; gaps are what is proven; changes are against today's order by the medians."""
+    """The best schedules found, ms; gaps are to proven bounds; changes are against today's order by the medians."""
     rows = [("backward", "stages", "placement", "step, ms", "gap", "change")]
     for one in sample["rows"]:
         change = one["value"] / sample["replayed"] - 1
@@ -162,11 +162,11 @@ DRAWS, SEARCHES = (1, 2), (1, 2)  # seeds of further draws, and of further searc
 
 @table()
 def noise(effort: float = 6.0) -> Results:
-    """Whether the best order for medians stays the best where times vary as they did. For each sample: the mean, p50 and p95
-    of measured steps; and those of the same steps in today's order (1F1B), in named orders, in the best order of the
-    same passes, of a loop (also in interleaved's memory) and of a vee (each stage cut in two alike ones) in today's memory,
-    and in the best for p95; with the backward as traced and split (estimated: B and W half of it each). less: by which share
-    p95 is less than that of the best order for medians, in draws (microbatches in another order) and of searches of other
+    """Whether the best order for medians stays the best if times vary as they did. For each sample: the mean, p50 and p95 of
+    measured steps; and those of the same steps in today's order (1F1B), in named orders, in the best order of the same
+    passes, of a loop (also in interleaved's memory) and of a vee (each stage cut into two equal ones) in today's memory, and
+    in the best for p95; with the backward as traced and split (estimated: B and W half of it each). less: the share by which
+    p95 is below that of the best order for medians, in draws (microbatches in another order) and for searches with other
     seeds. µs, shares, microbatches in flight."""
     compiled()
     found = {}
@@ -187,7 +187,7 @@ def noise(effort: float = 6.0) -> Results:
 
 
 def _orders(problem: Problem, room: tuple[int, ...], aim: Aim, effort: float) -> tuple[dict[str, Schedule], Results]:
-    """Named and solved orders; and by how much p95 is less than of the best for medians, with draws and searches anew."""
+    """Named and solved orders; and by how much p95 is below that of the best for medians, with new draws and searches."""
     ranks, split = problem.ranks, with_halved_backward(problem)
     looped, folded, fine = restaged(problem, loop(ranks)), restaged(problem, vee(ranks)), restaged(split, vee(ranks))
     found = {"interleaved": preset("interleaved", looped)}
@@ -212,7 +212,7 @@ def _less(order: Schedule, other: Schedule, aim: Aim, seed: int) -> tuple[float,
 
 
 def noise_table(sample: Results) -> list[str]:
-    """Measured steps, and those that were drawn, ms; the mean and p95 with what they truly are (95 %)."""
+    """Measured and drawn steps, ms; the mean and p95 with their 95 % intervals."""
     rows = [
         ("steps", "as given", "mean", "±", "p50", "p95", "from", "to", "p99", "no mean below", "shorter in", "in flight")
     ]
@@ -225,7 +225,7 @@ def noise_table(sample: Results) -> list[str]:
 
 
 def less_table(sample: Results) -> list[str]:
-    """By how much p95 is less than of the best order for medians (95 %): in other draws, and of other searches."""
+    """By how much p95 is below that of the best order for medians (95 %): in other draws, and for other searches."""
     rows = [("p95 less by", *(f"draws {seed}" for seed in DRAWS), *(f"search {seed}" for seed in SEARCHES))]
     for what, found in sample["less"].items():
         each = (f"{least:.2%} ({low:.2%} to {high:.2%})" for least, low, high in (*found["draws"], *found["searches"]))
@@ -235,7 +235,7 @@ def less_table(sample: Results) -> list[str]:
 
 @table()
 def truth() -> Results:
-    """How near drawn steps come to measured ones, of the order that ran. For each sample, and for a made run whose
+    """How close drawn steps come to measured ones, for the order that ran. For each sample, and for a made run whose
     microbatches differ in length (none of the samples has such): mean, p50 and p95 of measured steps; of the same steps
     replayed with their own times, as `--noise` takes them; of 10,000 with microbatches in another order, as `--prefer` takes
     them; of as many with factors of the measured deviations, as in words; and of one half of the steps by the other half.
@@ -250,7 +250,7 @@ def truth() -> Results:
 
 
 def _made(folder: Path) -> Trace:
-    """64 steps of eight microbatches, whose lengths are log-normal (30 %), and passes vary by 2 % beside."""
+    """64 steps of eight microbatches, whose lengths are log-normal (30 %); passes also vary by 2 %."""
     schedule = a_schedule("single", split=False, times=100, comm=700)
     lengths = np.exp(0.3 * np.random.default_rng(0).standard_normal((64, schedule.problem.microbatches)))
     return read_trace(primus_run(folder, with_lengths(schedule, lengths.tolist(), 0.02)))
@@ -279,7 +279,7 @@ def _quantiles(values: Any) -> list[float]:
 
 
 def truth_table(sample: Results) -> list[str]:
-    """Measured steps, ms, and how far drawn ones are from them."""
+    """Measured steps, ms, and the differences of drawn ones."""
     rows, found = [(f"{sample['steps']} steps", "mean", "p50", "p95")], sample["rows"]
     for how, row in found.items():
         if how.startswith("measured"):
@@ -299,15 +299,15 @@ RANKS, MICROBATCHES, WIDTH, ROWS, WARM = len(F), 8, 32, 16, 2
 
 @table()
 def torch_round(steps: int = 10, seconds: float = 10.0) -> Results:
-    """From a run in torch's own runtime to a better one, and its step beside the prediction.
+    """From a run in torch's own runtime to a better one, and its step compared with the prediction.
 
     Today's run is 1F1B with a split backward, one stage a rank, in torch.distributed.pipelining with our split of the
     backward. It is traced by torch's profiler, and then by the command line: a profile of the trace, a schedule of the
     profile, torch's CSV of the schedule. That order runs in the same runtime again, and by `zbsolve run --emulate`. Steps
     are wall time of the longest rank, ms, without a profiler.
 
-    Each pass sleeps for its stage's time behind a small model's work, as a host does that waits for its device. So cores
-    that others use count little, and ranks may be more than cores."""
+    Each pass sleeps for its stage's time after a small model's work, like a host that waits for its device. So other load on
+    the cores matters little, and there may be more ranks than cores."""
     with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
         rows = listed(_there_and_back(Path(folder), steps, seconds))
     return {"ranks": RANKS, "microbatches": MICROBATCHES, "pass_ms": {"F": F, "B": B, "W": W}, "rows": rows}
@@ -352,8 +352,8 @@ def _there_and_back(folder: Path, steps: int, seconds: float) -> list[Results]:
 
 
 def torch_run(rank: int, given: tuple[str, int, str]) -> list[float]:
-    """Wall times of steps on this rank, ms, by an order in a CSV file; a folder for torch profiler's traces of some more
-    ("": none)."""
+    """Wall times of steps on this rank, ms, by an order in a CSV file. A folder gets torch profiler's traces of some more
+    steps ("": none)."""
     csv, steps, traces = given
     stage = split_stage(PipelineStage(nn.Linear(WIDTH, WIDTH), rank, RANKS, torch.device("cpu")))
     for name, times in PASSES.items():
@@ -378,7 +378,7 @@ def torch_run(rank: int, given: tuple[str, int, str]) -> list[float]:
 
 
 def _sleeping(action: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """Behind its work: what comes before an action's first operation is waiting, in a trace."""
+    """Sleep after the work: a trace shows time before an action's first operation as waiting."""
 
     def slept(*args: Any, **kwargs: Any) -> Any:
         result = action(*args, **kwargs)
@@ -394,7 +394,7 @@ def torch_model() -> tuple[list[nn.Module], Tensor]:
 
 
 def _said_by(*words: str) -> str:
-    """What a command writes to standard output. Raises SystemExit where it fails."""
+    """What a command writes to standard output. Raises SystemExit if it fails."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         code = main(list(words))
