@@ -71,10 +71,10 @@ def one_forward_one_backward(problem: Problem) -> Schedule:
 def balanced(schedule: Schedule, costs: AttentionExchange) -> list[Handing]:
     """The attention that is handed over if ranks run the orders of `schedule`, of a step in even slices without an exchange.
 
-    The step is simulated. Whenever k ranks would wait, the k passes with the most attention left each hand some of it to one
-    of them, so much that the later of both ends as early as possible. At that moment no other choice of k passes, with one
-    helper each, leaves less to the pass with the most: the other passes keep what they have, and each of these
-    k gets as little as one helper allows. costs: the result of `AttentionExchange.checked`.
+    The step is simulated. Whenever k ranks would wait, the k passes with the most attention left hand some of it over,
+    each to one of these ranks: the amount with which the later of both ends earliest. At that moment no other choice of k
+    passes, with one helper each, leaves less to the pass with the most: all other passes keep theirs, and each of these
+    k is left with as little as one helper allows. costs: the result of `AttentionExchange.checked`.
     """
     return _Simulation(schedule, costs).handings()
 
@@ -114,7 +114,7 @@ class _Simulation:
         self.first = [index[schedule.order[f"compute:{rank}"][0]] for rank in range(problem.ranks)]
         self.giving: dict[int, _Running] = {}
         self.events: list[tuple[int, int, int]] = []  # (µs; 0: a pass ends, 1: it is ready, 2: look for help; row)
-        self.found: list[Handing] = []
+        self.handed: list[Handing] = []
 
     def handings(self) -> list[Handing]:
         """All handings, in the order in which their helpers begin."""
@@ -130,7 +130,7 @@ class _Simulation:
                 elif what == 1:
                     self._start(row, now)
             self._help(now)
-        return self.found
+        return self.handed
 
     def _ended(self, row: int, now: int) -> None:
         self.end[row] = -1  # ignore a second event for this end
@@ -162,13 +162,13 @@ class _Simulation:
         idle = [rank for rank, row in enumerate(self.runs) if row < 0 and self.helps[rank] <= now]
         if not idle or not self.giving:
             return
-        open_ones = [run for run in self.giving.values() if run.begin <= now < self.end[run.row] - run.behind]
-        open_ones.sort(key=lambda run: (run.behind - self.end[run.row], run.row))
-        for rank, running in zip(idle, open_ones, strict=False):
+        candidates = [run for run in self.giving.values() if run.begin <= now < self.end[run.row] - run.behind]
+        candidates.sort(key=lambda run: (run.behind - self.end[run.row], run.row))
+        for rank, running in zip(idle, candidates, strict=False):
             self._hand(running, rank, now)
 
     def _hand(self, running: _Running, rank: int, now: int) -> None:
-        """Hand over so much that the later of both ends as early as possible, with the fewest blocks."""
+        """Hand over as many blocks as let the later of both end earliest; of several such numbers, the least."""
         at, p = int(self.place[running.row]), self.problem.passes
         many = np.arange(int(self.parts.blocks[at]) + 1)
         stage, earlier = np.full(len(many), p.stage[running.row]), np.full(len(many), p.slice[running.row])
@@ -180,7 +180,7 @@ class _Simulation:
         done[0] = running.begin + int(self.parts.attention[at])
         best = int(done.argmin())
         if best:
-            self.found.append(Handing(running.row, best, self.last[rank], self.first[rank] if self.last[rank] < 0 else -1))
+            self.handed.append(Handing(running.row, best, self.last[rank], self.first[rank] if self.last[rank] < 0 else -1))
             self.giving.pop(running.row)
             self.helps[rank] = int(made[best])
             self.end[running.row] = int(done[best]) + running.behind
@@ -234,9 +234,9 @@ def _starts(problem: Problem, length: int) -> Ints:
     lanes, start = _lanes(problem, stages), np.full(len(problem.passes), -1, np.int64)
     end = np.full((2 * stages + 1, max(part) + 1), np.iinfo(np.int64).max)  # of each visit; 0: the batch, which is ready
     end[0] = 0
-    own = [[lane.way - 1 for lane in some if lane.way <= stages] for some in lanes]
+    own = [[lane.way - 1 for lane in row if lane.way <= stages] for row in lanes]
     limit = [len(ways) * problem.slices + problem.ranks - 1 - min(ways) for ways in own]
-    held, free, left, now = [0] * len(lanes), [0] * len(lanes), sum(len(lane.rows) for some in lanes for lane in some), 0
+    held, free, left, now = [0] * len(lanes), [0] * len(lanes), sum(len(lane.rows) for row in lanes for lane in row), 0
     while left:
         begun = 0
         for rank, of_rank in enumerate(lanes):

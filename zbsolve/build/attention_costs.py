@@ -108,8 +108,8 @@ def traffic(costs: AttentionExchange, stage: Ints, earlier: Ints, blocks: Any, b
     sizes = costs.query_bytes, costs.key_bytes, costs.statistic_bytes
     queries, keys, statistics = (np.asarray(size)[stage] for size in sizes)
     part = np.asarray(blocks) / np.maximum(1, earlier * costs.blocks)
-    whole = queries_travel(queries, keys, statistics, earlier, backward)
-    some, all_keys = np.where(whole, 1.0, part), np.where(whole, part, 1.0) * earlier * keys
-    forth = some * np.where(backward, 3 * queries + statistics, queries) + all_keys
-    back = some * np.where(backward, queries, queries + statistics) + np.where(backward, all_keys, 0)
+    all_queries = queries_travel(queries, keys, statistics, earlier, backward)
+    query_share, all_keys = np.where(all_queries, 1.0, part), np.where(all_queries, part, 1.0) * earlier * keys
+    forth = query_share * np.where(backward, 3 * queries + statistics, queries) + all_keys
+    back = query_share * np.where(backward, queries, queries + statistics) + np.where(backward, all_keys, 0)
     return np.ceil(forth).astype(np.int64), np.ceil(back).astype(np.int64)

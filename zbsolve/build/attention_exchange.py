@@ -65,8 +65,8 @@ def with_attention_exchange(
 
 def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
     """`problem` with these passes cut: first new rows for the parts before their attention, then for all of their attention;
-    the rest keeps the old name. What waited for a pass waits for its last part; its first part waits for what the pass
-    waited for; and its bytes are held from the first part to the last."""
+    the rest keeps the old name. The first part gets the inputs of the pass, and all that waited for the pass wait for its
+    last part. Its bytes are held from the first part to the last."""
     p, e = problem.passes, problem.edges
     duration, forward = p.duration.copy(), p.are("F")[rows]
     duration[rows] = parts.behind
@@ -98,28 +98,28 @@ def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, firs
     columns = {"rank": p.rank[own], "slice": p.slice[rows]}
     passes = replace(p, duration=duration).like(rows, np.where(forward, "FH", "BH"), "compute", away, **columns)
     forth, back = traffic(costs, stage, p.slice[rows], blocks, ~forward)
-    beside = _beside(own, late, helped)
-    chained = np.flatnonzero(beside != own)  # with an edge to the own pass, which says where a rank helps
+    neighbour = _neighbours(own, late, helped)
+    chained = np.flatnonzero(neighbour != own)  # next to another helper: an edge to the own pass tells the place
     edges = problem.edges + Edges.of(begin + count, rows, bytes=back)
     edges += Edges.of(begin, helped, lag=costs.message(stage, forth))
     edges += Edges.of(helped, rows, lag=costs.message(stage, back))
-    edges += Edges.of(np.where(late, beside, helped), np.where(late, helped, beside), bytes=forth + back)
+    edges += Edges.of(np.where(late, neighbour, helped), np.where(late, helped, neighbour), bytes=forth + back)
     edges += Edges.of(np.where(late, own, helped)[chained], np.where(late, helped, own)[chained])
     return replace(problem, passes=passes, edges=edges)
 
 
-def _beside(own: Ints, late: Bools, helped: Ints) -> Ints:
+def _neighbours(own: Ints, late: Bools, helped: Ints) -> Ints:
     """The pass at whose start (end) each helper's memory begins (ends): its rank's own pass, or the helper next to it at the
     same place. late: does a helper come after its own pass?; helped: the helpers' rows."""
-    beside, last = own.copy(), dict[tuple[int, bool], int]()
+    neighbour, last = own.copy(), dict[tuple[int, bool], int]()
     for i, place in enumerate(zip(own.tolist(), late.tolist(), strict=True)):
-        at = last.get(place)
-        if at is not None and late[i]:
-            beside[i] = helped[at]
-        elif at is not None:
-            beside[at] = helped[i]
+        previous = last.get(place)
+        if previous is not None and late[i]:
+            neighbour[i] = helped[previous]
+        elif previous is not None:
+            neighbour[previous] = helped[i]
         last[place] = i
-    return beside
+    return neighbour
 
 
 def check_exchangeable(problem: Problem) -> None:
@@ -168,7 +168,7 @@ def with_parts(problem: Problem, schedule: Schedule) -> Schedule:
     before: dict[int, list[int]] = {}
     for kinds, last in ((("FQ", "FA"), ("F",)), (("BQ", "BA"), ("B", "BW"))):
         rows = problem.rows(*kinds)  # FQ and BQ come before FA and BA in the table
-        for row, whole in zip(rows.tolist(), _like(problem, rows, problem.rows(*last)).tolist(), strict=True):
+        for row, whole in zip(rows.tolist(), _matching(problem, rows, problem.rows(*last)).tolist(), strict=True):
             before.setdefault(whole, []).append(row)
     first, behind = _helpers(problem)
 
@@ -192,28 +192,28 @@ def handed_over(problem: Problem) -> dict[tuple[int, int, bool], HandedOver]:
     p, handed = problem.passes, {}
     for kind, own in (("FH", "FA"), ("BH", "BA")):
         rows = problem.rows(kind)
-        for row, beside in zip(rows.tolist(), _like(problem, rows, problem.rows(own)).tolist(), strict=True):
-            away, stays, earlier = int(p.duration[row]), int(p.duration[beside]), int(p.slice[row])
+        for row, kept in zip(rows.tolist(), _matching(problem, rows, problem.rows(own)).tolist(), strict=True):
+            away, stays, earlier = int(p.duration[row]), int(p.duration[kept]), int(p.slice[row])
             share = away * (2 * earlier + 1) / (2 * earlier * (away + stays)) if away + stays else 0.5
-            at = int(p.stage[row]), int(problem.parts[row]), kind == "BH"
-            handed[at] = HandedOver(int(p.rank[row]), min(1.0, share))
+            key = int(p.stage[row]), int(problem.parts[row]), kind == "BH"
+            handed[key] = HandedOver(int(p.rank[row]), min(1.0, share))
     return handed
 
 
 def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Row of a rank's own pass → rows of the helpers before it, and of those after it."""
     p, e = problem.passes, problem.edges
-    helps, here = p.that(away=True), p.rank[e.before] == p.rank[e.after]
+    helps, same_rank = p.that(away=True), p.rank[e.before] == p.rank[e.after]
     first: dict[int, list[int]] = {}
     behind: dict[int, list[int]] = {}
     for helper, own, rows_of in ((e.before, e.after, first), (e.after, e.before, behind)):
-        rows = np.flatnonzero(here & helps[helper] & ~helps[own])
+        rows = np.flatnonzero(same_rank & helps[helper] & ~helps[own])
         for i in rows[np.argsort(helper[rows], kind="stable")].tolist():
             rows_of.setdefault(int(own[i]), []).append(int(helper[i]))
     return first, behind
 
 
-def _like(problem: Problem, rows: Ints, others: Ints) -> Ints:
+def _matching(problem: Problem, rows: Ints, others: Ints) -> Ints:
     """For each of `rows`, the one of `others` with the same stage, microbatch and slice."""
     p = problem.passes
     key = p.stage * (int(problem.parts.max()) + 1) + problem.parts

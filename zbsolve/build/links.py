@@ -26,7 +26,7 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
     shared: "rank": each rank has a card, which sends one message at a time and receives one (`out:<rank>`, `in:<rank>`).
         "pair": a link each way between each two ranks (`link:<from>-<to>`). Sites such as "4+4", of the first 4 ranks and
         the next 4: a link each way between each two sites (`site:<from>-<to>`); messages inside a site stay lags.
-    latency: µs of each message that occupy no link. One that takes no longer stays a lag.
+    latency: µs of each message that occupy no link. A message that takes no longer stays a lag.
 
     Apply it after slices. Raises BadInput where messages occupy their sender, and for a message that passes no tensor on,
     such as those of attention that ranks compute for each other.

@@ -16,7 +16,7 @@ from ..util.text import exact_bytes
 
 LARGEST = 2**52  # µs or bytes
 Numbers = Sequence[float] | NDArray[Any] | float
-# A number for each stage, or for each stage a row of one for each microbatch.
+# A number for each stage, or for each stage a row with a number for each microbatch.
 Table = Numbers | Sequence[Sequence[float] | NDArray[Any] | float]
 
 

@@ -172,7 +172,7 @@ def _check_all_move(problem: Problem, wanted: Ints, moving: Ints, kept: Ints, sh
 
 
 def time_away(schedule: Schedule) -> Floats:
-    """µs from the start of a copy out to the end of the one back, shape (stages, microbatches); infinite where nothing is
+    """µs from the start of a copy out to the end of the copy back, shape (stages, microbatches); infinite where nothing is
     copied."""
     problem, timeline = schedule.problem, schedule.timeline()
     p, away = problem.passes, np.full((problem.stages, problem.microbatches), np.inf)

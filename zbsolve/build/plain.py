@@ -53,7 +53,7 @@ def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) ->
     output = (place[before] >= 0) & (passes.kind[before] == passes.kind[after])  # to the F or B of another stage
     turn = np.flatnonzero(is_f[before] & backs[after] & (passes.stage[before] == stages - 1))
     turn = turn[place[before[turn]] >= 0]
-    # What the last stage's AF and the first stage's AB bring goes to no other stage.
+    # No other stage takes the results of the last stage's AF and the first stage's AB.
     down, up = is_f[own] & (passes.stage[own] < stages - 1), backs[own] & (passes.stage[own] > 0)
     handed = Edges.of(own, place[own], carries=np.where(down, "activation", np.where(up, "gradient", "")))
     moved = replace(edges, before=np.where(output, place[before], before))
@@ -110,23 +110,23 @@ def pipeline(
         there are.
     BW: µs a stage of a fused backward, in place of B and W. Without any of the three: a step of forwards alone.
     placement: stage → rank, a tuple, or `single`, `loop`, `vee`, which follow from the number of stages. Several tuples, or
-        `mirror`: routes that microbatches take in turn, so that a stage lives on several ranks.
+        `mirror`: routes that microbatches take in turn, so that a stage is on several ranks.
     microbatches: how many.
     comm: µs between two ranks, one number, one a stage boundary, or {(from rank, to rank): µs}; none inside a rank.
     blocking: whether a message occupies its sender's compute stream. Then the message is the end of the pass that made it: F
-        takes F + comm, and what it holds lives until it is sent (`Edge.sent`). Not with all-to-alls.
+        takes F + comm, and its bytes are held until it is sent (`Edge.sent`). Not with all-to-alls.
     AF, AB: µs a stage of all-to-alls, see `with_all_to_all`.
     exchange: µs a stage of summing gradients, see `with_exchange`.
     recompute, X, held_input: see `with_recompute`.
     held_until_B, held_until_W: bytes a stage that F takes at its start, freed at the end of B and of W.
-    held_from_B: bytes a stage that B takes at its start, freed at the end of W; of no account with BW.
+    held_from_B: bytes a stage that B takes at its start, freed at the end of W; unused with BW.
     capacity: bytes a rank, or one number for all; None: unlimited.
     objective: "makespan" or "span".
     layers, source: notes, see `Problem`.
     slices: parts of each microbatch's sequence, see `with_slices`. Times and bytes are then those of a slice: one number a
         stage, or a row of one a slice (or of one for each slice of each microbatch).
     held_keys, held_gradients: bytes a stage of keys and values of slices, see `with_slices`.
-    attention_exchange: costs of attention that ranks make for each other, see `with_attention_exchange`.
+    attention_exchange: costs of attention that ranks compute for each other, see `with_attention_exchange`.
     untrained: how many stages in front train nothing, see `without_backward`. Times of a backward do not count there, nor do
         bytes that it would free.
 

@@ -1,5 +1,5 @@
 """Recompute: stages that free their activations after F and compute them again in a pass X before B (arXiv 1604.06174).
-This says what X waits for and what it holds; for all other code it is one more kind of pass.
+This module has the edges and bytes of X; for all other code X is one more kind of pass.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     X: µs a stage, one number, or rows of one a microbatch; None: as long as the stage's F computes. Required, for that part,
         if only part of a stage's layers recompute.
     held_input: bytes a stage of the input that F keeps for X, in the forms of X. They are part of what B and W free. If only
-        part of its layers recompute, with what the others keep.
+        part of its layers recompute, they include the bytes that the others keep.
 
     After F only the input is held; from X's start what B and W free, in total as much as without recompute. If the input is
     larger, the rest is freed when X ends. X may run as soon as F has ended, and must run before B.

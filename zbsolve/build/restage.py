@@ -87,8 +87,8 @@ def _held(problem: Problem, before: str, after: str) -> Ints:
     """Bytes of each microbatch on the edges between two kinds of passes, shape (stages, microbatches)."""
     p, e = problem.passes, problem.edges
     held = np.zeros((problem.stages, problem.microbatches), np.int64)
-    here = np.flatnonzero(p.are(before)[e.before] & p.are(after)[e.after] & (e.bytes > 0))
-    np.add.at(held, (p.stage[e.before[here]], p.microbatch[e.before[here]]), e.bytes[here])
+    rows = np.flatnonzero(p.are(before)[e.before] & p.are(after)[e.after] & (e.bytes > 0))
+    np.add.at(held, (p.stage[e.before[rows]], p.microbatch[e.before[rows]]), e.bytes[rows])
     return held
 
 

@@ -93,8 +93,8 @@ def with_sharding(
     which waits for all W (or BW). If a stage is on r ranks (routes), pass k of the rank at place q among them has the
     number k·r + q, and a pass C waits for all RS of its stage. An update U waits for the RS of its stage.
 
-    Put it in last. Raises BadInput for numbers that make no sense, where the problem is sharded already, and where it has
-    several updates a stage; Infeasible where a rank cannot hold what its stages gather beside one microbatch.
+    Apply it last. Raises BadInput for numbers that make no sense, where the problem is sharded already, and where it has
+    several updates a stage; Infeasible where a rank cannot hold its stages' gathered parameters and one microbatch.
     """
     kinds = problem.passes.kinds
     check_apart(problem, SHARDING)

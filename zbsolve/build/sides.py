@@ -1,4 +1,4 @@
-"""Side inputs: what a stage makes beside its output, and several later stages take, such as an encoder's output that every
+"""Side inputs: a further output of a stage, which several later stages take, such as an encoder's output that every
 decoder stage attends to. It is sent once to each rank that needs it, and held there until its last use. Gradients are summed
 on that rank and sent back once.
 
@@ -25,7 +25,7 @@ BACKWARDS = ("B", "BW")
 
 @dataclass(frozen=True, slots=True)
 class SideInput:
-    """What a stage makes beside its output, and later stages take.
+    """A further output of a stage, which later stages take.
 
     giver: the stage that makes it.
     takers: the stages that take it, ascending: later ones, and the giver if further layers take it there.
@@ -43,7 +43,7 @@ class SideInput:
     kept: int = 0
 
     def of_ranks(self, route: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Each rank that takes it, with the later stages there that do, ascending. route: stage → rank."""
+        """Each rank with takers after the giver, and these takers, ascending. route: stage → rank."""
         later = [stage for stage in self.takers if stage != self.giver]
         for rank in dict.fromkeys(route[stage] for stage in later):
             yield rank, tuple(stage for stage in later if route[stage] == rank)
@@ -55,8 +55,8 @@ def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] 
 
     A rank holds a side input from that F on (the giver's rank from its F on, if it has takers) until the last backward
     there that takes it; each taker until its W, if it has one. If the giver's own stage takes it and recomputes, it
-    holds it from X on. A rank with several takers holds as much for the sum of their gradients, from its first
-    such backward on, the giver's rank until the giver's backward.
+    holds it from X on. A rank with several takers holds as many bytes for the sum of their gradients, from
+    the first of their backwards to the last; the giver's rank holds them until the giver's backward.
 
     sides: in any order.
     begins: stages other than the first that begin a row: they take the batch, and no message connects them to the stage
@@ -67,7 +67,7 @@ def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] 
     check_apart(problem, "side inputs")
     if problem.slices > 1:
         raise BadInput("side inputs: sequences are cut into slices, and run knows no side inputs of slices")
-    messages = _Found(_without_rows(problem, begins), begins)
+    messages = _SideEdges(_without_rows(problem, begins), begins)
     for number, side in enumerate(sides):
         _check(side, problem.stages, f"side inputs: number {number}")
         for turn, route in enumerate(problem.routes):
@@ -94,14 +94,14 @@ def _without_rows(problem: Problem, begins: Sequence[int]) -> Problem:
     return replace(problem, edges=e.only(np.flatnonzero(~gone)))
 
 
-class _Found:
+class _SideEdges:
     """Collects the edges of side inputs. held: (row, row) → bytes; sent: (row, row, what it carries) → µs; ordered: edges
-    that order what no row orders."""
+    between passes that no row orders."""
 
     def __init__(self, problem: Problem, begins: Sequence[int]) -> None:
         self.problem, self.begins = problem, begins
         kinds = ("F",), BACKWARDS, ("W",), ("X",)
-        self.forward, self.backward, self.weights, self.again = map(self._rows, kinds)
+        self.forward, self.backward, self.weights, self.recompute = map(self._rows, kinds)
         self.held: dict[tuple[int, int], int] = {}
         self.sent: dict[tuple[int, int, str], int] = {}
         self.ordered: dict[tuple[int, int], None] = {}
@@ -126,9 +126,9 @@ class _Found:
                     self._hold(B[stage], W[stage], side.bytes)
             if rank != home:
                 self._send(F[side.giver], F[takers[0]], "side input", side.comm)
-            here = [side.giver] if rank == home else []
-            self._order([F[stage] for stage in (*here, *takers)], (*here, *takers))
-            back = [stage for stage in (*(here if side.gradient else ()), *trained) if (B[stage] >= 0).all()][::-1]
+            givers = [side.giver] if rank == home else []
+            self._order([F[stage] for stage in (*givers, *takers)], (*givers, *takers))
+            back = [stage for stage in (*(givers if side.gradient else ()), *trained) if (B[stage] >= 0).all()][::-1]
             self._order([B[stage] for stage in back], back)
             if not (side.gradient and trained and (B[side.giver] >= 0).all()):
                 continue
@@ -137,9 +137,9 @@ class _Found:
                 self._send(B[trained[0]], B[side.giver], "side gradient", side.comm)
 
     def _at_home(self, side: SideInput, microbatches: Ints) -> int:
-        """Add what the giver's stage holds for takers of its own. Returns what its rank holds for later stages from its F
-        on."""
-        F, B, W, X = (rows[side.giver, microbatches] for rows in (self.forward, self.backward, self.weights, self.again))
+        """Add the bytes that the giver's stage holds if it is a taker itself. Returns the bytes that its rank holds from F
+        on for later stages."""
+        F, B, W, X = (rows[side.giver, microbatches] for rows in (self.forward, self.backward, self.weights, self.recompute))
         drops = bool((X >= 0).all())  # a recompute makes it again only then
         more = side.bytes if drops else side.bytes - side.kept
         if side.giver not in side.takers or (B < 0).any():
@@ -160,7 +160,7 @@ class _Found:
             self.sent[a, b, what] = self.sent.get((a, b, what), 0) + comm
 
     def _order(self, rows: Sequence[Ints], stages: Sequence[int]) -> None:
-        """Put one after the other, unless a row does so."""
+        """Order the stages' passes one after the other, except where a row does so."""
         for (first, a), (other, b) in pairwise(zip(rows, stages, strict=True)):
             if any(min(a, b) < begun <= max(a, b) for begun in self.begins):
                 self.ordered |= dict.fromkeys(zip(first.tolist(), other.tolist(), strict=True))
@@ -171,11 +171,11 @@ class _Found:
         size, added = old.bytes.copy(), Edges.of(old.before[:0], old.before[:0])
         if self.held:
             pairs, sizes = np.array(list(self.held), np.int64), np.array(list(self.held.values()), np.int64)
-            there = np.where(old.handing | (old.pool > 0), -1, old.before * count + old.after)
-            key, there = pairs @ np.array([count, 1]), np.append(there, -1)  # a step may have no edges
-            order = np.argsort(there, kind="stable")
-            place = order[np.minimum(np.searchsorted(there, key, sorter=order), len(order) - 1)]
-            known = there[place] == key
+            existing = np.where(old.handing | (old.pool > 0), -1, old.before * count + old.after)
+            key, existing = pairs @ np.array([count, 1]), np.append(existing, -1)  # a step may have no edges
+            order = np.argsort(existing, kind="stable")
+            place = order[np.minimum(np.searchsorted(existing, key, sorter=order), len(order) - 1)]
+            known = existing[place] == key
             size[place[known]] += sizes[known]
             added += Edges.of(*pairs[~known].T, bytes=sizes[~known])
         if more := [pair for pair in self.ordered if pair not in self.held]:

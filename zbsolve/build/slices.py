@@ -56,9 +56,9 @@ def with_slices(
     edges += Edges.of(ahead[..., :-1].ravel(), ahead[..., 1:].ravel())
     edges += Edges.of(backward[..., 1:].ravel(), backward[..., :-1].ravel())
     edges += _kept(ahead, np.broadcast_to(ahead[..., -1:], ahead.shape), keys[p.stage[ahead[:, 0, 0]]])
-    here = p.stage[forward[:, 0, 0]]
+    stage = p.stage[forward[:, 0, 0]]
     first = np.broadcast_to(backward[..., -1:], backward.shape)
-    edges += _kept(forward, backward, keys[here]) + _kept(first, backward, gradients[here])
+    edges += _kept(forward, backward, keys[stage]) + _kept(first, backward, gradients[stage])
     sliced = replace(problem, passes=passes, edges=edges, slice_lengths=tuple(map(float, lengths)))
     rows = np.flatnonzero(inside)
     if problem.capacity is not None and len(rows) <= MAX_CHECKED * count:  # for very large microbatches a search finds out

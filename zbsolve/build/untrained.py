@@ -41,7 +41,7 @@ def untrained_stages(problem: Problem) -> int:
 
 def with_backward(problem: Problem) -> Problem:
     """A plain step whose first stages have no backward, with backwards there that take no time, as schedules from the
-    literature order them. Other steps unchanged."""
+    literature order them. Other steps are unchanged."""
     kinds, front = set(problem.passes.kinds), untrained_stages(problem)
     if not front or not kinds <= set(kinds_that(feature="")) or "F" not in kinds or problem.slices > 1:
         return problem

@@ -73,7 +73,7 @@ def with_updates(problem: Problem, time: Numbers, *, every: int, delay: Numbers,
     Forwards of group t wait for update t − delay. A version is held from its update's start (the first one: from the stage's
     first forward) to the end of the last backward that uses it.
 
-    Raises BadInput where a stage lives on several ranks, replicas sum gradients, or numbers make no sense.
+    Raises BadInput where a stage is on several ranks, replicas sum gradients, or numbers make no sense.
     """
     check_apart(problem, UPDATES)
     stages, m = problem.stages, problem.microbatches

@@ -116,7 +116,7 @@ def _with_shards(problem: Problem, costs: Vocabulary) -> tuple[Passes, dict[str,
 
 
 def _output(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints, costs: Vocabulary) -> Edges:
-    """What the passes of the output layer and the loss wait for, and what they hold. rank: of each pass; forward, backward:
+    """The edges of the passes of the output layer and the loss, with the bytes held. rank: of each pass; forward, backward:
     rows of the last stage, one for each microbatch."""
     ranks, count = rows["S"].shape
     shard, hidden = (np.repeat(np.asarray(held, np.int64), count) for held in (costs.held_shard, costs.held_hidden))
@@ -139,10 +139,10 @@ def _output(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints, co
 
 
 def _embedding(rank: Ints, rows: dict[str, Ints], forward: Ints, backward: Ints, costs: Vocabulary) -> Edges:
-    """What the passes of the input embedding wait for, and what the first stage's rank holds of its output and gradient;
+    """The edges of the input embedding's passes, with the bytes of its output and gradient on the first stage's rank;
     arguments as in `_output`, for the first stage."""
     ranks, count = rows["VE"].shape
-    there = np.repeat(np.arange(ranks), count) == np.tile(rank[forward], ranks)
-    own = np.where(there, np.repeat(np.asarray(costs.held_hidden, np.int64), count), 0)
+    same_rank = np.repeat(np.arange(ranks), count) == np.tile(rank[forward], ranks)
+    own = np.where(same_rank, np.repeat(np.asarray(costs.held_hidden, np.int64), count), 0)
     edges = Edges.of(rows["VE"].ravel(), np.tile(forward, ranks), bytes=own)
     return edges + Edges.of(np.tile(backward, ranks), rows["VS"].ravel(), bytes=own)

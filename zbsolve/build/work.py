@@ -35,10 +35,10 @@ class Work:
     after: a stage of the rank for whose last gradients it waits; without either it runs whenever the rank is free.
     microbatches: for each piece its microbatch: only the F of that microbatch waits for the piece, and the piece only for
         its gradients; (): for all.
-    takes: number of an earlier work with as many pieces; each piece takes what the piece with its number has made there.
+    takes: number of an earlier work with as many pieces; each piece takes the result of the piece with its number there.
     comm: µs until that arrives from another rank.
     held: bytes from the start of its first piece to the end of its last one, or of the F that waits for it.
-    stream: what it occupies of its rank: "compute", or a copy engine, "d2h" or "h2d".
+    stream: the stream of its rank that it occupies: "compute", or a copy engine, "d2h" or "h2d".
     homes: for each piece the rank that does it, one of several; (): the one with least to compute.
     """
 
@@ -131,12 +131,12 @@ def _edges(problem: Problem, work: Work, homes: Ints, rows: Ints) -> Edges:
     turn = rows[np.argsort(homes, kind="stable")]
     same = np.diff(np.sort(homes)) == 0
     edges, last = Edges.of(turn[:-1][same], turn[1:][same]), rows[-1:]
-    number, here = problem.passes.microbatch, int(homes[0])
+    number, rank = problem.passes.microbatch, int(homes[0])
     if work.after is not None:
-        gradients = problem.rows(*kinds_that(adds_gradients=True), stage=work.after, rank=here)
+        gradients = problem.rows(*kinds_that(adds_gradients=True), stage=work.after, rank=rank)
         edges += Edges.of(*_pairs(work, gradients, number[gradients], rows[:1], rows))
     if work.before is not None:
-        forwards = problem.rows("F", stage=work.before, rank=here)
+        forwards = problem.rows("F", stage=work.before, rank=rank)
         after, before = _pairs(work, forwards, number[forwards], rows[-1:], rows)
         edges, last = edges + Edges.of(before, after), after[-1:] if work.microbatches else forwards[:1]
     return edges + Edges.of(rows[:1], last, bytes=work.held) if work.held else edges
@@ -193,14 +193,14 @@ def _faults(problem: Problem, works: Sequence[Work], number: int) -> Iterator[tu
     why = f"its latest moment, before stage {work.before}, lies before its earliest, after {work.after}"
     yield None not in moments, why
     for stage in moments:
-        there = stage is None or (0 <= stage < problem.stages and work.rank in problem.stage_ranks[stage])
-        yield not there, f"stage {stage} does not lie on rank {work.rank}"
+        on_rank = stage is None or (0 <= stage < problem.stages and work.rank in problem.stage_ranks[stage])
+        yield not on_rank, f"stage {stage} does not lie on rank {work.rank}"
     trained = problem.passes.that(adds_gradients=True) & (problem.passes.stage == work.after)
     yield work.after is not None and not trained.any(), f"stage {work.after} makes no gradients that it could wait for"
     yield work.microbatches != () and moments == (None, None), "microbatches are of a moment: say 'before' or 'after'"
     for m in work.microbatches:
         yield not 0 <= m < problem.microbatches, f"there is no microbatch {m} (they are 0 to {problem.microbatches - 1})"
-        here = problem.in_microbatch & (problem.passes.rank == work.rank) & (problem.passes.microbatch == m)
-        yield {*moments}.isdisjoint(problem.passes.stage[here].tolist()), f"microbatch {m} runs that stage on another rank"
+        rows = problem.in_microbatch & (problem.passes.rank == work.rank) & (problem.passes.microbatch == m)
+        yield {*moments}.isdisjoint(problem.passes.stage[rows].tolist()), f"microbatch {m} runs that stage on another rank"
     why = "bytes are held from a first piece to a last one, and it has one: say 'before', or cut it"
     yield work.held > 0 and len(each) == 1 and work.before is None, why

@@ -117,10 +117,10 @@ def table_part(rows: Sequence[Row]) -> str:
 
 def _shorter(rows: Sequence[Row]) -> dict[str, str] | None:
     """The shortest schedule on another placement than the page's, if it fits and is shorter."""
-    own, here = rows[0].answer, own_placement(rows[0].state)
+    own, placement = rows[0].answer, own_placement(rows[0].state)
     fitting = [row for row in rows if row.state.system == BEST and row.answer is not None and not row.answer.over]
     best = min(fitting, key=lambda row: row.answer.certificate.value, default=None)  # type: ignore[union-attr]
-    if own is None or best is None or best.answer is None or own_placement(best.state) == here:
+    if own is None or best is None or best.answer is None or own_placement(best.state) == placement:
         return None
     value = best.answer.certificate.value
     saved = 1 - value / own.certificate.value

@@ -21,7 +21,7 @@ from ..util.errors import BadInput, Infeasible, ZbsolveError
 from .state import BEST, SYSTEM_NAMES, State, in_its_placement, profile_of, step_of
 
 MAX_PASSES = 50_000  # of a step: it takes two to three seconds; `zbsolve solve` has no limit
-SEARCHED_PASSES, SEARCHED_WINDOWS = 2_000, 8  # passes, and ranks where the span counts: beyond, greedy answers
+SEARCHED_PASSES, SEARCHED_WINDOWS = 2_000, 8  # most passes (and ranks, for the span) of a search; beyond, greedy answers
 EFFORT = 0.1
 COMPARE_SECONDS = 6.0  # for all systems together
 TOO_LONG = "not looked at: the others took too long; choose it to see it"
@@ -102,7 +102,7 @@ def _searched_by(problem: Problem) -> str:
 
 
 def searched_on(start: Answer, seconds: float, progress: Callable[[Search], None]) -> Answer:
-    """The answer after a further search of so many seconds from `start`; it is never worse. progress: called with the
+    """The answer after a further search of `seconds` from `start`; it is never worse. progress: called with the
     search's state whenever value or bound improves."""
     problem = start.schedule.problem
     more = solve(problem, seconds=seconds, hint=start.schedule, progress=progress)
@@ -143,7 +143,7 @@ def _worth(row: Row) -> tuple[int, int]:
 
 MAX_KEPT = 200  # answers
 MORE_SECONDS = 5.0  # of one longer search
-AT_ONCE = 2  # answers that are worked out at the same time; further ones wait
+AT_ONCE = 2  # answers that are computed at the same time; further ones wait
 
 
 class Playground:

@@ -35,7 +35,7 @@ from .state import State, commands
 HOSTS = ["127.0.0.1", "localhost"]
 MAX_REQUEST = 16_384  # bytes of a request's head
 MAX_REQUESTS = 40  # at the same time
-TABLE_SECONDS = 0.4  # between two looks at a table that grows
+TABLE_SECONDS = 0.4  # at least, between two versions of a table that grows
 HEADERS = (
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; "
      b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
@@ -51,7 +51,7 @@ STALE = (
 
 
 def serve(playground: Playground, state: State, port: int, seconds: float | None, started: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C, or for so many seconds. port: 0 for any free one. state: of the page at first. started:
+    """Serve the page until Ctrl-C, or for `seconds`. port: 0 for any free one. state: of the page at first. started:
     called with the address. Raises BadInput if the port is not available, and KeyboardInterrupt."""
     token = secrets.token_urlsafe(16)
     listening = _listen(port)
@@ -93,7 +93,7 @@ def _listen(port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((HOSTS[0], port))
-        listening.listen()  # from now on a browser that comes early waits
+        listening.listen()  # from now on a browser's early request waits
     except (OSError, OverflowError) as error:
         listening.close()
         raise BadInput(f"port {port}: cannot listen: {getattr(error, 'strerror', None) or error}") from None
@@ -117,7 +117,7 @@ def application(playground: Playground, token: str) -> Starlette:
             return PlainTextResponse(STALE, 404)
         try:
             return parts[part](request)
-        except ZbsolveError as error:  # a line of the page, which asked for a part of itself
+        except ZbsolveError as error:  # shown as a line in the part of the page
             return HTMLResponse(wrong_part(str(error)), 422 if part == "schedule.json" else 200)
 
     routes = [Route("/{token}/", reply), Route("/{token}/{part}", reply)]

@@ -82,7 +82,7 @@ def _numbers(state: State) -> dict[str, str]:
     stages = _stages(state)
     share = state.ranks / stages
     slow = [stage * state.ranks // stages + 1 == state.slow_part for stage in range(stages)]
-    times = [share * (state.slow_factor if here else 1.0) for here in slow]
+    times = [share * (state.slow_factor if is_slow else 1.0) for is_slow in slow]
     times[-1] += state.output
     words = {kind: [f"{_plain(getattr(state, kind) * time)}ms" for time in times] for kind in ("F", "B", "W")}
     words["comm"] = [f"{_plain(state.comm)}ms"]
@@ -122,10 +122,10 @@ def _plain(value: float) -> str:
     return f"{value:.{DECIMALS}f}".rstrip("0").rstrip(".")
 
 
-BEST, NONE = "best", "none"  # the system that is a search; what a feature's field says as usual
-MAX_QUERY = 2_000  # characters of an address behind ?
+BEST, NONE = "best", "none"  # the system that is a search; the default value of a feature's field
+MAX_QUERY = 2_000  # characters of an address after ?
 DECIMALS = 6  # of a number in an address
-MAX_DIGITS = 12  # of a whole number that are read: all such are too large
+MAX_DIGITS = 12  # of a whole number that are read: any number this long is too large
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ else:
         namespace={"__module__": __name__, "__doc__": _State.__doc__},
     )
 
-EXAMPLES = (  # words, query: what one sees at once
+EXAMPLES = (  # words and query of each example on the page
     ("textbook times", ""),
     ("an output layer as long as a stage", "ranks=8&microbatches=24&output=1"),
     ("half of 1F1B's memory", "ranks=8&microbatches=24&placement=vee&memory=4"),

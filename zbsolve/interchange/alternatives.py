@@ -146,14 +146,14 @@ def _fused(problem: Problem) -> Problem:
 def _placements(problem: Problem, place: str) -> Iterator[tuple[int, ...]]:
     """Placements named `place` for the problem's ranks, with its stages or with neighbouring stages joined."""
     try:
-        here = problem.placement
+        placement = problem.placement
     except BadInput:
         return
-    ranks, chunks = problem.ranks, len(here) // problem.ranks
-    if len(here) % ranks:
+    ranks, chunks = problem.ranks, len(placement) // problem.ranks
+    if len(placement) % ranks:
         return
     if place == "any":
-        yield here
+        yield placement
     elif place == "single":
         yield placements.single(ranks)
     elif place == "loop" and chunks > 1:
@@ -170,7 +170,7 @@ def _named(problem: Problem) -> Iterator[tuple[str, Schedule]]:
 
 
 def cost_of_step(step: float, choice: Choice) -> str:
-    """`takes a step of 12.1 s, 3.1 % more than the plan's 11.7 s, so 3.0 % less throughput`. step: µs of the whole one."""
+    """`takes a step of 12.1 s, 3.1 % more than the plan's 11.7 s, so 3.0 % less throughput`. step: µs of the whole step."""
     value = choice.best.value
     if step <= value:
         than = "as the plan says" if step == value else f"{compared(step, value)} than the plan's {format_time(value)}"
@@ -181,7 +181,7 @@ def cost_of_step(step: float, choice: Choice) -> str:
 
 
 def best_planned(choice: Choice, engine: str) -> Choice | None:
-    """The best plan found that the engine can run, in the same number of devices; None where none was found."""
+    """The best plan that the engine can run on the same number of devices; None if the search finds none."""
     devices, batch = int(choice.best.layout.devices), choice.batch
     what = choice.shape, devices, batch, choice.cluster
     try:

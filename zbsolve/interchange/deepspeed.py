@@ -129,8 +129,8 @@ def _value(schedule: Schedule, events: Rows) -> float:
 
 def _cost(schedule: Schedule, events: Rows) -> str:
     """A note on how much blocking messages lengthen the step."""
-    here, free = _value(schedule, events), schedule.timeline().value
+    blocked, free = _value(schedule, events), schedule.timeline().value
     return (
-        f"DeepSpeed's messages block both ranks: by the schedule's times a step then takes {format_time(here)}, "
-        f"{compared(here, free)} than with messages beside passes"
+        f"DeepSpeed's messages block both ranks: by the schedule's times a step then takes {format_time(blocked)}, "
+        f"{compared(blocked, free)} than with messages beside passes"
     )

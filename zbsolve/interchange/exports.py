@@ -114,7 +114,7 @@ def _made(schedule: Schedule, engine: Target, options: Options, module: Any) -> 
     except Refused as error:
         if engine.has_plan and options.plan is not None:
             return _other_plan(options.plan, engine, options, module, error)
-        return _instead(without_group_passes(schedule), engine, options, module, error)
+        return _other_order(without_group_passes(schedule), engine, options, module, error)
     return _with_layers_note(made, schedule, engine)
 
 
@@ -145,7 +145,7 @@ def _other_plan(plan: Choice, engine: Target, options: Options, module: Any, err
     return replace(made, notes=notes, facts={**made.facts, "instead": choice.best.layout.title})
 
 
-def _instead(schedule: Schedule, engine: Target, options: Options, module: Any, error: BadInput) -> Export:
+def _other_order(schedule: Schedule, engine: Target, options: Options, module: Any, error: BadInput) -> Export:
     """With `or_best`, the export of the best order that the engine can run. Otherwise raises BadInput with its cost."""
     from .alternatives import best_order, why_none
 

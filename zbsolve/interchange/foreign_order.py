@@ -182,7 +182,7 @@ class Words(NamedTuple):
 
 
 def order_of_nodes(rows: Sequence[Sequence[Node]], words: Words, stage_of: StageOf, format: str, where: str) -> ForeignOrder:
-    """The order that the nodes say. Raises BadInput for an unknown word, and a chunk that no stage is."""
+    """The order that the nodes list. Raises BadInput for an unknown word, and for a chunk without a stage."""
     nodes = []
     for rank, row in enumerate(rows):
         cells = []

@@ -104,7 +104,7 @@ def _bare(cell: str) -> str:
 
 
 def _of_overlaps(places: list[str], where: str) -> tuple[str, ...]:
-    """A line where a file has cells with a forward and a backward at once."""
+    """A line if a file has cells with a forward and a backward at once."""
     if not places:
         return ()
     what = "1 cell has" if len(places) == 1 else f"{len(places)} cells have"
@@ -142,10 +142,10 @@ class Imported:
 
     def told(self) -> tuple[str, ...]:
         """The violations, a line each, with the passes' positions in the file; for memory, what each rank lacks."""
-        lines = [self._told(violation) for violation in self.violations if violation.rule != "memory"]
+        lines = [self._line_of(violation) for violation in self.violations if violation.rule != "memory"]
         return (*lines, *(self._lacking() if len(lines) < len(self.violations) else ()))
 
-    def _told(self, violation: Violation) -> str:
+    def _line_of(self, violation: Violation) -> str:
         order = self.order
         stand = [f"{name}: {' and '.join(order.places[name])}" for name in violation.passes if name in order.places]
         text = re.sub(r"\bcompute:(\d+)", r"rank \1", str(violation))  # files know ranks, not streams

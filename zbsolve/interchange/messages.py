@@ -72,15 +72,15 @@ def posted(order: Order, local: bool = False) -> Rows:
     passes = replace(problem.passes, duration=np.maximum(problem.passes.duration, 1))
     longer = spans_of(replace(order.schedule, problem=replace(problem, passes=passes)))
     ends = [[end for _, end in row] for row in longer]
-    at = [{cell: i for i, cell in enumerate(row)} for row in order.rows]
-    line = sorted((ends[m.sender][at[m.sender][m.before]], m.sender, m) for m in messages_of(order, local))
-    behind: list[list[list[Event]]] = [[[] for _ in range(len(row) + 1)] for row in order.rows]
+    position = [{cell: i for i, cell in enumerate(row)} for row in order.rows]
+    line = sorted((ends[m.sender][position[m.sender][m.before]], m.sender, m) for m in messages_of(order, local))
+    events_at: list[list[list[Event]]] = [[[] for _ in range(len(row) + 1)] for row in order.rows]
     for turn, (time, _, message) in enumerate(line):
-        end = order.spans[message.sender][at[message.sender][message.before]][1]
+        end = order.spans[message.sender][position[message.sender][message.before]][1]
         for word, rank, cell in (("send", message.sender, message.before), ("receive", message.receiver, message.after)):
-            behind[rank][bisect_right(ends[rank], time)].append(Event(word, cell, end, end, message, turn))
+            events_at[rank][bisect_right(ends[rank], time)].append(Event(word, cell, end, end, message, turn))
     rows: Rows = []
-    for row, spans, (first, *others) in zip(order.rows, order.spans, behind, strict=True):
+    for row, spans, (first, *others) in zip(order.rows, order.spans, events_at, strict=True):
         rows.append(first)
         for cell, span, events in zip(row, spans, others, strict=True):
             rows[-1] += [Event("run", cell, *span), *events]
@@ -100,14 +100,14 @@ class _Rendezvous:
     def __init__(self, order: Order) -> None:
         self.order = order
         self.free = [0.0] * len(order.rows)
-        self.at = [0] * len(order.rows)
+        self.position = [0] * len(order.rows)
         self.made: dict[Cell, float] = {}  # a message's `after` → when its content was made
         self.waiting: dict[Cell, Message] = {message.after: message for message in messages_of(order)}
         self.of = {message.before: message for message in self.waiting.values()}
         self.backward = [[cell for cell in row if cell.kind != "F"] for row in order.rows]
         self.done = [0] * len(order.rows)  # backwards
         self.lag = _lags(order)
-        self.found: Rows = [[] for _ in order.rows]
+        self.events: Rows = [[] for _ in order.rows]
         self.heap: list[tuple[float, int, int, Cell]] = []
 
     def rows(self) -> Rows:
@@ -124,12 +124,12 @@ class _Rendezvous:
                 self._run(ranks[0], cell, start)
             else:
                 self._send(self.waiting.pop(cell), start)
-        return self.found
+        return self.events
 
     def _offer_pass(self, rank: int) -> None:
         row = self.order.rows[rank]
-        if self.at[rank] < len(row) and row[self.at[rank]] not in self.waiting:
-            heappush(self.heap, (self.free[rank], 1, rank, row[self.at[rank]]))
+        if self.position[rank] < len(row) and row[self.position[rank]] not in self.waiting:
+            heappush(self.heap, (self.free[rank], 1, rank, row[self.position[rank]]))
 
     def _offer_message(self, message: Message) -> None:
         rank = message.receiver
@@ -138,10 +138,10 @@ class _Rendezvous:
             heappush(self.heap, (self.made[message.after], 0, -rank, message.after))
 
     def _run(self, rank: int, cell: Cell, start: float) -> None:
-        begin, end = self.order.spans[rank][self.at[rank]]
-        self.found[rank].append(Event("run", cell, start, start + end - begin))
+        begin, end = self.order.spans[rank][self.position[rank]]
+        self.events[rank].append(Event("run", cell, start, start + end - begin))
         self.free[rank] = start + end - begin
-        self.at[rank] += 1
+        self.position[rank] += 1
         if cell in self.of:
             self.made[self.of[cell].after] = self.free[rank]
             self._offer_message(self.of[cell])
@@ -155,9 +155,9 @@ class _Rendezvous:
     def _send(self, message: Message, start: float) -> None:
         end = start + self.lag.get((message.before, message.after), 0)
         for word, rank, cell in (("send", message.sender, message.before), ("receive", message.receiver, message.after)):
-            self.found[rank].append(Event(word, cell, start, end, message))
+            self.events[rank].append(Event(word, cell, start, end, message))
             self.free[rank] = end
-        row, at = self.order.rows[message.receiver], self.at[message.receiver]
+        row, at = self.order.rows[message.receiver], self.position[message.receiver]
         if row[at] == message.after:
             self._offer_pass(message.receiver)
 

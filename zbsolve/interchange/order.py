@@ -41,7 +41,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As everywhere: `3B12`."""
+        """Its name, such as `3B12`."""
         return pass_name(self.kind, self.stage, self.microbatch)
 
 
@@ -148,7 +148,7 @@ def without_group_passes(schedule: Schedule) -> Schedule:
 def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
     """Stage → rank. Raises Refused for kinds of passes, and for placements, that the engine does not have."""
     engine, known = target.engine, {kind: None for kinds in target.places.values() for kind in kinds}
-    for row in _strange(problem, known)[:1]:
+    for row in _unsupported(problem, known)[:1]:
         odd, name = problem.passes[row], problem.names[row]
         if odd.kind not in known:
             others = [kind for kind in problem.passes.kinds if kind not in known and kind != odd.kind]
@@ -159,11 +159,11 @@ def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
             raise Refused(f"pass {name}: {engine} has no slices of a microbatch")
         first = problem.stage_ranks[odd.stage][0]
         if odd.rank != first:
-            there = f"stage {odd.stage} is on rank {first} and on rank {odd.rank}"
-            raise Refused(f"pass {name}: {there}; {engine} has one a stage")
+            fault = f"stage {odd.stage} is on rank {first} and on rank {odd.rank}"
+            raise Refused(f"pass {name}: {fault}; {engine} has one a stage")
         if odd.streams != (f"compute:{odd.rank}",):
-            there = f"it occupies {', '.join(odd.streams)}"
-            raise Refused(f"pass {name}: {there}; {engine} has one line of passes a rank, compute:{odd.rank}")
+            fault = f"it occupies {', '.join(odd.streams)}"
+            raise Refused(f"pass {name}: {fault}; {engine} has one line of passes a rank, compute:{odd.rank}")
     stages = [stage for stage, ranks in enumerate(problem.stage_ranks) if ranks]
     if len(stages) < problem.stages:
         raise Refused(f"problem: stages {stages} are not 0 to {len(stages) - 1}, which {engine} needs")
@@ -175,7 +175,7 @@ def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
     return placement
 
 
-def _strange(problem: Problem, known: Iterable[str]) -> list[int]:
+def _unsupported(problem: Problem, known: Iterable[str]) -> list[int]:
     """Rows of passes that are of an unknown kind, sliced, not on their stage's first rank, or not on its compute stream."""
     p = problem.passes
     first = np.array([ranks[0] if ranks else -1 for ranks in problem.stage_ranks])
@@ -205,7 +205,7 @@ def _check_place(problem: Problem, placement: tuple[int, ...], target: Target) -
 
 
 def _check_edges(schedule: Schedule, target: Target) -> None:
-    """What waits on another rank must wait for a message that the engine sends. (On one rank the line says it all.)"""
+    """Raise Refused for a wait between ranks without a message of the engine. (On one rank, its row is the order.)"""
     problem, says = schedule.problem, f"{target.engine} links ranks by activations and gradients only"
     if problem.edges.carrying("activation").any() and (begun := rows_begun(problem)):
         raise Refused(f"stage {begun[0]}: it begins a row of its own, and {target.engine} has stages in one row only")
@@ -231,11 +231,11 @@ def _complete(rows: Sequence[Sequence[Cell]], placement: tuple[int, ...], target
     last = len(placement) - 1
     numbering = last if target.numbered_by else 0
     order = tuple(m for stage, kind, m in rows[placement[numbering]] if (stage, kind) == (numbering, "F"))
-    there: dict[tuple[int, int], set[str]] = {(s, m): set() for s in range(last + 1) for m in order}
+    kinds_at: dict[tuple[int, int], set[str]] = {(s, m): set() for s in range(last + 1) for m in order}
     for row in rows:
         for stage, kind, m in row:
-            there.setdefault((stage, m), set()).add(kind)
-    for (stage, m), kinds in there.items():
+            kinds_at.setdefault((stage, m), set()).add(kind)
+    for (stage, m), kinds in kinds_at.items():
         if kinds not in ({"F", "B", "W"}, {"F", "BW"}):
             has = " ".join(sorted(kinds)) or "nothing"
             raise Refused(f"stage {stage}, microbatch {m}: {target.engine} needs F B W or F BW, but there is {has}")
@@ -247,7 +247,7 @@ def _check_rows(rows: Sequence[Sequence[Cell]], number: dict[int, int], target: 
     before: dict[tuple[int, str], Cell] = {}
     for row in rows:
         for i, cell in enumerate(row):
-            lane = (cell.stage, cell.kind[0])  # a B and a BW of one stage make one line of backwards
+            lane = (cell.stage, cell.kind[0])  # B and BW of one stage are in one lane
             last = before.get(lane)
             if last is not None and cell.kind in target.in_order and number[last.microbatch] > number[cell.microbatch]:
                 wanted = f"{target.engine} runs the microbatches of all stages in one order"
@@ -280,14 +280,14 @@ def check_progress(schedule: Schedule, rows: Sequence[Sequence[Cell]], last: int
     orders = [schedule.sequences[f"compute:{rank}"] for rank in range(len(rows))]
     place = dict(zip(chain.from_iterable(rows), np.concatenate(orders).tolist(), strict=True))
     backward = backwards(rows)
-    waits = [(place[need], at) for cell, at in place.items() for need in reversed(needs(cell, backward, last))]
+    waits = [(place[need], row) for cell, row in place.items() for need in reversed(needs(cell, backward, last))]
     arcs = Precedence.of(schedule.problem, orders, np.array(waits, np.int64).reshape(-1, 2))
     longest_path(schedule.problem, arcs)
 
 
 def with_front(schedule: Schedule) -> Schedule:
-    """The schedule where stages in front that train nothing have backwards all the same, of no time, as soon as the gradient
-    is there: engines know no stage without. The schedule itself where it has all, or none."""
+    """The schedule with backwards of no time for first stages that train nothing, as soon as their gradient arrives: engines
+    run a backward of each stage. The schedule itself if it has all backwards, or none."""
     problem, whole = schedule.problem, with_backward(schedule.problem)
     front = untrained_stages(problem)
     if whole is problem or front == problem.stages:

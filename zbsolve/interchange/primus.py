@@ -120,13 +120,13 @@ def _sent_to(rows: Sequence[Sequence[NodeForm]], where: str) -> StageOf:
         if any(node.chunk for row in rows for node in row):
             raise BadInput(f"{where}: it sends no activations (SF), so chunks may be a loop or a vee: say --placement")
         return stages_of("single", len(rows), where)
-    at = next(iter(sorted(set(following) - set(following.values()))), None)
+    place = next(iter(sorted(set(following) - set(following.values()))), None)
     line = []
-    while at is not None and at not in line:
-        line.append(at)
-        at = following.get(at)
+    while place is not None and place not in line:
+        line.append(place)
+        place = following.get(place)
     left = set(following) - set(line)
-    if left or at is not None:
+    if left or place is not None:
         raise BadInput(f"{where}: the activations that are sent (SF) do not make one line through all chunks")
     return {place: stage for stage, place in enumerate(line)}
 

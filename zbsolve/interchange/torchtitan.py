@@ -123,7 +123,7 @@ def layout_flags(plan: Choice) -> str:
         "parallelism.data_parallel_shard_degree": shard,
         "parallelism.fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
         "training.global_batch_size": plan.batch,
-        **({"training.seq_len": plan.shape.sequence} if plan.shape.sequence else {}),  # profiles need not say it
+        **({"training.seq_len": plan.shape.sequence} if plan.shape.sequence else {}),  # a profile may lack it
     }
     parallel = [] if layout.tp == 1 or layout.sequence else ["--parallelism.no-enable_sequence_parallel"]
     return " ".join([*(f"--{name} {value}" for name, value in names.items()), *parallel])

@@ -81,8 +81,8 @@ def drift(old: Profile, new: Profile) -> Drift:
             total.append(_change("", kind, sums[0], sums[1], (), ()))
     largest = max(after.output_bytes for _, after in both.values())
     total.append(_change("", "link", old.link.time(largest), new.link.time(largest), *_link_samples(old, new)))
-    gone, come = (tuple(name for name in own if name not in other) for own, other in ((olds, news), (news, olds)))
-    return Drift(tuple(rows), tuple(total), tuple(sizes), gone, come)
+    only_old, only_new = (tuple(name for name in own if name not in other) for own, other in ((olds, news), (news, olds)))
+    return Drift(tuple(rows), tuple(total), tuple(sizes), only_old, only_new)
 
 
 def _numbered(profile: Profile) -> dict[str, Layer]:

@@ -61,7 +61,7 @@ NOTABLE = 0.01  # a share of a stage's passes
 def rounding_note(profile: Profile, counts: Sequence[int]) -> str:
     """A note if rounding to whole µs changes a time by more than 1 % of its stage's passes, about the time with the largest
     change; else "". counts: layers of each stage."""
-    largest = max(chain.from_iterable(_changes(profile, i, here) for i, here in enumerate(layer_ranges(counts))))
+    largest = max(chain.from_iterable(_changes(profile, i, numbers) for i, numbers in enumerate(layer_ranges(counts))))
     share, what, exact = largest
     if share <= NOTABLE:
         return ""
@@ -71,9 +71,9 @@ def rounding_note(profile: Profile, counts: Sequence[int]) -> str:
     )
 
 
-def _changes(profile: Profile, stage: int, here: range) -> list[tuple[float, str, float]]:
+def _changes(profile: Profile, stage: int, numbers: range) -> list[tuple[float, str, float]]:
     """For each time of a stage: (change by rounding as a share of the stage's passes, name, µs)."""
-    layers = [profile.layers[i] for i in here]
+    layers = [profile.layers[i] for i in numbers]
     kinds = ("F", "BW") if profile.fused_only else ("F", "B", "W")
     times = {f"{kind} of stage {stage}": sum(getattr(layer, kind) for layer in layers) for kind in kinds}
     work = sum(times.values())
@@ -98,7 +98,7 @@ def layer_errors_note(profile: Profile) -> str:
 def stage_errors_note(profile: Profile, counts: Sequence[int], fused: bool) -> str:
     """The same for stages, whose layers may all differ in the same direction. counts: layers of each stage."""
     stages = enumerate(layer_ranges(counts))
-    groups = [(f"stage {stage}", [profile.layers[i] for i in here]) for stage, here in stages]
+    groups = [(f"stage {stage}", [profile.layers[i] for i in numbers]) for stage, numbers in stages]
     return _farthest(profile, groups, ("F", "BW") if fused else ("F", "B", "W"), 0.0)
 
 

@@ -20,7 +20,7 @@ from ..util.files import Fields
 from ..util.statistics import weighted_median
 
 LEFT = 0.5  # of the spread around medians: factors explain it if they leave at most this
-CLOSER = 0.01  # of the median step: by so much factors must improve the prediction of its time
+CLOSER = 0.01  # of the median step: factors must improve the prediction of its time by at least this
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,9 @@ def _of_layers(trace: Trace, base: Profile | None) -> Profile:
                 continue
             own = np.concatenate([(times / factor)[:, row.rows].ravel() / factors[row.rank] for row in rows])
             weight = np.concatenate([factor[:, row.rows].ravel() for row in rows]).tolist()
-            here = _layers_run(problem, stage, kind)
-            shares = _shares([getattr(layers[i], kind) for i in here])
-            for i, share in zip(here, shares, strict=True):
+            numbers = _layers_run(problem, stage, kind)
+            shares = _shares([getattr(layers[i], kind) for i in numbers])
+            for i, share in zip(numbers, shares, strict=True):
                 samples[i, kind], weights[i, kind] = (own * share).tolist(), weight
     scale, heard = _link_scale(trace)
     new = tuple(replace(_retimed(i, c, samples, weights), message=c.message * scale) for i, c in enumerate(layers))
@@ -215,8 +215,8 @@ def _rank_ratios(problem: Problem, groups: list[_Group], layers: tuple[Layer, ..
 
 def _layers_run(problem: Problem, stage: int, kind: str) -> range:
     """The layers that a stage's passes of a kind run: for X those that are recomputed."""
-    here = layer_ranges(problem.layers)[stage]
-    return here[: problem.recomputed[stage]] if kind == "X" and problem.recomputed else here
+    numbers = layer_ranges(problem.layers)[stage]
+    return numbers[: problem.recomputed[stage]] if kind == "X" and problem.recomputed else numbers
 
 
 def _shares(times: list[float]) -> list[float]:
@@ -244,9 +244,9 @@ def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
 
 def _link_scale(trace: Trace) -> tuple[float, int]:
     """By which factor messages took longer than predicted (1 if none was measured), and the number of measured messages."""
-    heard = heard_messages(trace)
-    measured, lag = sum(float(array.sum()) for array in heard.values()), trace.problem.edges.lag
-    predicted, count = sum(float(lag[row]) * len(array) for row, array in heard.items()), sum(map(len, heard.values()))
+    delays = heard_messages(trace)
+    measured, lag = sum(float(array.sum()) for array in delays.values()), trace.problem.edges.lag
+    predicted, count = sum(float(lag[row]) * len(array) for row, array in delays.items()), sum(map(len, delays.values()))
     return (measured / predicted, count) if predicted else (1.0, 0)
 
 
@@ -270,7 +270,7 @@ def heard_messages(trace: Trace) -> dict[int, Floats]:
 
 
 def without_shards(base: Profile | None) -> Profile:
-    """`base` without what is on all ranks, to compare a run with a sharded vocabulary with. Raises BadInput."""
+    """`base` without the sharded parts of its layers, for a run whose vocabulary is sharded. Raises BadInput."""
     if base is None:
         raise BadInput("trace: its vocabulary is sharded: a base profile is needed, which says what is left of the layers")
     return without_vocabulary(base)
@@ -278,7 +278,7 @@ def without_shards(base: Profile | None) -> Profile:
 
 def with_shards(profile: Profile, trace: Trace, base: Profile) -> Profile:
     """Put `profile`, a run's result for the rests of the layers, into `base`: the run's S and T go into the row for its
-    number of ranks. What did not run (whole end layers, collectives, other numbers of ranks) is not changed."""
+    number of ranks. All that did not run (whole end layers, collectives, other numbers of ranks) is not changed."""
     costs, barriers, ranks = base.vocabulary, barriers_of(trace.problem), trace.problem.ranks
     assert costs is not None
     row, (S, T) = costs.shard(ranks), (_shard_us(profile, trace, kind) for kind in ("S", "T"))

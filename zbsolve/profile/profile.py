@@ -40,8 +40,8 @@ Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
-    """A collective between `ranks` ranks on `nodes` nodes takes latency + bytes / bytes_per_us µs for a tensor of so many
-    bytes, which every rank has in full before or after it."""
+    """A collective between `ranks` ranks on `nodes` nodes. For a tensor of n bytes, which every rank has in full before or
+    after it, it takes latency + n / bytes_per_us µs."""
 
     kind: str
     ranks: Count
@@ -155,7 +155,7 @@ class Profile:
         return Step(**words).problem(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a profile file, whole or not at all; `-` is standard output."""
+        """Write a profile file atomically; `-` is standard output."""
         write_document(path, "profile", self.to_json())
 
     def to_json(self) -> dict[str, Any]:

@@ -52,10 +52,10 @@ def slow_parts(trace: Trace) -> tuple[Slow, ...]:
     lengths, now = lengths_of(trace), replace(trace, problem=_with_links(trace))
     parts = [*_slow_links(trace, now), *_slow_microbatches(now, lengths)]
     ranks, ratio = now.problem.ranks, now.computed() / np.maximum(_expected(trace, lengths), 1e-9)
-    usual, pipelines = _beside(now, ratio), _pipelines(trace)
+    usual, pipelines = _relative(now, ratio), _pipelines(trace)
     for name in dict.fromkeys(pipelines) if len(set(pipelines)) > 1 else ():
         rows = [i for i, other in enumerate(pipelines) if other == name]
-        own = _beside(now, ratio[rows])
+        own = _relative(now, ratio[rows])
         parts += [_slow_rank(now, ratio, rank, rows, name) for rank in range(ranks) if own[rank] >= ALONE * usual[rank]]
     parts += [_slow_rank(now, ratio, rank, range(len(trace.steps)), "") for rank in range(ranks)]
     kept = [slow for slow in parts if slow.times >= SLOWER and slow.cost >= LEAST_SHARE * slow.step]
@@ -97,15 +97,15 @@ def _expected(trace: Trace, lengths: Lengths) -> Floats:
     expected = own.copy()
     for kind in np.unique(p.kind).tolist():
         for rank in range(problem.ranks):
-            here, others = ((p.kind == kind) & rows for rows in (p.rank == rank, p.rank != rank))
-            if here.any() and others.any():
+            on_rank, others = ((p.kind == kind) & rows for rows in (p.rank == rank, p.rank != rank))
+            if on_rank.any() and others.any():
                 layers = np.maximum(np.array(problem.layers or (1,) * problem.stages), 1)[p.stage % max(1, problem.stages)]
                 each = np.median((own / layers)[others])
-                expected[here] = each * layers[here]
+                expected[on_rank] = each * layers[on_rank]
     return expected
 
 
-def _beside(trace: Trace, ratio: Floats) -> Floats:
+def _relative(trace: Trace, ratio: Floats) -> Floats:
     """For each rank, the ratio of its passes' times to the expected ones, the median over `ratio`'s steps, relative to the
     median of the other ranks, shape (ranks,)."""
     problem = trace.problem
@@ -124,7 +124,7 @@ def _others(values: Sequence[float], i: int) -> float:
 def _slow_rank(trace: Trace, ratio: Floats, rank: int, steps: Sequence[int], replica: str) -> Slow:
     """A slow rank. Its cost is for expected times, times the others' ratio; variation between passes is kept."""
     own, several = (trace.problem.passes.rank == rank) & trace.problem.computing, ratio[list(steps)]
-    times = float(_beside(trace, several)[rank])
+    times = float(_relative(trace, several)[rank])
     usual = np.median(several[:, own].mean(axis=1)) / times if own.any() else 1.0
     scale = np.where(own, usual / np.maximum(np.median(several, axis=0), 1e-9), 1.0)
     return _slow(trace, steps, (f"rank {rank}", replica), times, scale)
@@ -154,15 +154,15 @@ def _links(problem: Problem) -> dict[tuple[int, int], Ints]:
     pairs: dict[tuple[int, int], list[int]] = {}
     for row in rows.tolist():
         pairs.setdefault((int(rank[e.before[row]]), int(rank[e.after[row]])), []).append(row)
-    return {pair: np.array(some) for pair, some in pairs.items()}
+    return {pair: np.array(numbers) for pair, numbers in pairs.items()}
 
 
 def _with_links(trace: Trace) -> Problem:
     """The problem with the messages' measured times on each link, where idle ranks waited for them."""
-    problem, heard = trace.problem, heard_messages(trace)
+    problem, delays = trace.problem, heard_messages(trace)
     lag = problem.edges.lag.astype(np.float64)
     for rows in _links(problem).values():
-        took = np.concatenate([heard[row] for row in rows.tolist() if row in heard] or [np.zeros(0)])
+        took = np.concatenate([delays[row] for row in rows.tolist() if row in delays] or [np.zeros(0)])
         if len(took):
             lag[rows] *= np.median(took) / np.mean(problem.edges.lag[rows])
     return replace(problem, edges=replace(problem.edges, lag=np.rint(lag).astype(np.int64)))

@@ -19,7 +19,7 @@ from .one_direction import zb_h1
 from .plain_step import B, F, StepTimes, W, check_plain, order_of, schedule_of, times_of
 
 TARGETS = 9  # makespans for which the placement of weight gradients is tried
-ENOUGH = 3  # times the ranks: so many microbatches are enough to choose the gap
+ENOUGH = 3  # times the ranks: this number of microbatches is enough to choose the gap
 NEVER = 1 << 60  # µs: the value if there is no schedule
 
 
@@ -97,8 +97,8 @@ def _warm_up(step: StepTimes) -> Ints:
     begin = np.cumsum(duration[F]) - duration[F] + np.cumsum(lag[F])
     up = (duration[B][1:] + lag[B][:-1])[::-1]
     back = begin[-1] + duration[F, -1] + np.concatenate([[0], np.cumsum(up)])[::-1]
-    there: Ints = (back - begin) // np.maximum(1, np.maximum.accumulate(duration[F]))
-    return np.clip(there, 1, _fits(step))
+    forwards: Ints = (back - begin) // np.maximum(1, np.maximum.accumulate(duration[F]))
+    return np.clip(forwards, 1, _fits(step))
 
 
 @kernel

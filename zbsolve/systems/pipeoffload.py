@@ -72,7 +72,7 @@ def po_full(problem: Problem) -> Schedule:
 @order_of("po-h")
 def po_half(problem: Problem) -> Schedule:
     """PO-H (arXiv 2503.01328): the chunks with the longest lifespan are offloaded, the first ⌈v/2⌉ of each rank. A device
-    holds (v + 2)/(8v)·M, and what is being copied."""
+    holds (v + 2)/(8v)·M, and the bytes that are being copied."""
     if _beyond_half(problem, _offloaded(problem, "po-h")).any():
         raise BadInput("po-h: the step offloads more than the first half of the chunks, which is po-f")
     return _schedule(problem, "po-h")
@@ -97,7 +97,7 @@ def _in_time(step: Problem, O: Numbers, R: Numbers, name: str) -> Bools:  # noqa
 
 
 def _beyond_half(problem: Problem, stages: Ints) -> Bools:
-    """Which of the stages are of none of the first ⌈v/2⌉ chunks."""
+    """Which of the stages are not in the first ⌈v/2⌉ chunks of their rank."""
     chunks = problem.stages // problem.ranks
     return stages >= (chunks + 1) // 2 * problem.ranks
 
@@ -116,7 +116,7 @@ def _schedule(problem: Problem, name: str) -> Schedule:
     plain, p = without_side_streams(problem), problem.passes
     cycles, start = _turns(problem, np.zeros(problem.ranks, np.int64)), np.zeros(len(p), np.int64)
     start[problem.computing] = _starts(plain, _with_time_to_copy(_block(plain, name), problem, cycles))
-    start = _behind_inputs(problem, start)
+    start = _after_inputs(problem, start)
     begun = np.array([start[problem.rows("F", rank=rank)].min() for rank in range(problem.ranks)])
     for rank, turns in _turns(problem, begun).items():
         _put_copies(problem, start, rank, turns, name)
@@ -165,7 +165,7 @@ def _starts(plain: Problem, block: Block) -> Ints:
     return simulate(replace(plain, edges=plain.edges + waits), orders).start
 
 
-def _behind_inputs(problem: Problem, start: Ints) -> Ints:
+def _after_inputs(problem: Problem, start: Ints) -> Ints:
     """`start` with passes on side streams as early as their inputs allow."""
     e, side = problem.edges, np.zeros(len(start), bool)
     side[problem.side_stream] = True
@@ -185,11 +185,11 @@ def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
     every, returns = problem.rows("O"), problem.rows("R")
     for stream in sorted({p.stream_sets[i] for i in np.unique(p.streams[every]).tolist()}):
         on_it = np.array([streams == stream for streams in p.stream_sets])[p.streams]
-        here = every[on_it[every]]
-        ranks = np.unique(p.rank[here]).tolist()
-        there = returns[np.isin(p.rank[returns], ranks)]
-        out, back = int(p.duration[here].max()), int(p.duration[there].max())
-        shared = bool(on_it[there].all())
+        copies_out = every[on_it[every]]
+        ranks = np.unique(p.rank[copies_out]).tolist()
+        copies_back = returns[np.isin(p.rank[returns], ranks)]
+        out, back = int(p.duration[copies_out].max()), int(p.duration[copies_back].max())
+        shared = bool(on_it[copies_back].all())
         turn = max(out + back if shared else max(out, back), 1)
         for place, rank in enumerate(ranks):
             lead = ranks[0] if len(ranks) > 1 else rank - rank % PAIR

@@ -123,7 +123,7 @@ def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
 
 
 def check_plain(problem: Problem, name: str, shape: str, fused: bool = False) -> None:
-    """Raise BadInput where the problem is no plain step on placement `shape` of F, B and W (F and BW where fused)."""
+    """Raise BadInput unless the problem is a plain step of F, B and W (F and BW if fused) on placement `shape`."""
     check_shape(step_in_rows(problem, name), shape, fused)
 
 

@@ -24,7 +24,7 @@ from ..step import Step
 from ..util.errors import BadInput, Infeasible
 from .table import SYSTEMS, System, preset, system
 
-# Option that only some systems take → the field of `System` that these have.
+# Option that only some systems take → the field of `System` that is set for these.
 OWN = {
     "O": "copies",
     "R": "copies",
@@ -90,7 +90,7 @@ def _sum(B: Any, W: Any) -> Any:
     return B + W
 
 
-# --- Of a profile: the one meaning of a name wherever schedules are compared ---
+# --- A profile's step for a named system: every comparison of schedules uses it ---
 
 
 USUAL = "1f1b"

@@ -58,7 +58,7 @@ class System:
     rounds: (ranks, microbatches) → (microbatches of an update, delay of weights in updates); None: it has no updates.
     copies: (plain step, µs of copies out, µs of copies back) → the stages that it offloads, times being one number or one
         for each stage. Its order is then for the whole problem with copies. None: it does not offload.
-    in_groups: number of microbatches → its order in groups of so many, which is named "name:number"; None: no such orders.
+    in_groups: number of microbatches → its order in groups of that size, which is named "name:number"; None: no such orders.
     """
 
     name: str
@@ -129,7 +129,7 @@ PRESETS = {entry.name: entry.order for entry in SYSTEMS}
 
 
 def system(name: str) -> System:
-    """The system called `name`, which may be "name:number" for groups of so many microbatches. Raises BadInput."""
+    """The system called `name`, which may be "name:number" for groups of that many microbatches. Raises BadInput."""
     known, _, size = name.partition(":")
     for entry in SYSTEMS:
         if entry.name == name:
@@ -175,7 +175,7 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
         kept, waits = without_recompute(plain)
         order = _in_front(entry.order(with_backward(kept)), kept)
         with prefixed(entry.name):
-            _ = order.sequences  # raises for passes that are not there
+            _ = order.sequences  # raises for passes that the problem does not have
         schedule = with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
         schedule.timeline()  # raises Deadlock; the schedule keeps it
         return schedule
@@ -240,7 +240,7 @@ class LongSystem(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The system's."""
+        """The name of the system."""
         return self.order.name
 
 

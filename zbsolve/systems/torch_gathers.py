@@ -54,7 +54,7 @@ def torch_window(schedule: Schedule, window: int = WINDOW) -> Schedule:
             syncs.append((names[orders[rank][at - 1]], other.names[gather]))
     for row in other.rows("RS", "C").tolist():
         rank = int(other.passes.rank[row])
-        comm[rank].append((_behind(other, sequences[f"compute:{rank}"], row), row))
+        comm[rank].append((_after_inputs(other, sequences[f"compute:{rank}"], row), row))
     sequences |= {f"comm:{rank}": [row for _, row in sorted(lane)] for rank, lane in comm.items() if lane}
     return Schedule.of(other, sequences, syncs)
 
@@ -64,21 +64,21 @@ def _uses(problem: Problem, order: Ints, window: int) -> list[tuple[int, Ints]]:
     stages = problem.passes.stage[order].tolist()
     active: dict[int, list[int]] = {}
     uses: list[tuple[int, list[int]]] = []
-    for at, stage in enumerate(stages):
-        following = list(dict.fromkeys(stages[at:]))[:window]
+    for position, stage in enumerate(stages):
+        following = list(dict.fromkeys(stages[position:]))[:window]
         active = {key: rows for key, rows in active.items() if key in following}
         for new in following:
             if new not in active:
                 active[new] = []
-                uses.append((at, active[new]))
-        active[stage].append(int(order[at]))
-    return [(at, np.array(rows, np.int64)) for at, rows in uses]
+                uses.append((position, active[new]))
+        active[stage].append(int(order[position]))
+    return [(position, np.array(rows, np.int64)) for position, rows in uses]
 
 
-def _behind(problem: Problem, order: list[int], row: int) -> float:
+def _after_inputs(problem: Problem, order: list[int], row: int) -> float:
     """The position of `row` in the order: directly after the last pass that it waits for; at the end if it also waits for
     passes outside the order."""
-    place = {i: at for at, i in enumerate(order)}
+    place = {i: position for position, i in enumerate(order)}
     inputs = problem.edges.before[problem.edges.after == row].tolist()
     known = [place[i] for i in inputs if i in place]
     return max(known) + 0.5 if len(known) == len(inputs) else float(len(order))

@@ -167,7 +167,7 @@ def _pairs(problem: Problem, names: Sequence[str]) -> Iterator[tuple[str, str, s
 
 def _dual(place: int, half: int, m: int) -> Row:
     """The eight steps of DualPipe for the rank `place` from its end of `half`, m microbatches a chunk: (chunk, kind,
-    microbatch). A full backward is B and at once its W; W put off are worked off first in, first out."""
+    microbatch). A full backward is B, directly followed by its W; deferred W run first in, first out."""
     next_of: dict[tuple[int, str], int] = defaultdict(int)
     late: deque[tuple[int, int]] = deque()
 

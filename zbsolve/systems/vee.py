@@ -112,9 +112,9 @@ def zb_v(step: PlainStep) -> Rows:
         lanes = _v_row(rank, ranks, max(m, 2 * ranks - 1))
         own = np.empty(len(lanes), np.int64)
         for lane, (place, kind) in enumerate(product((rank, 2 * ranks - 1 - rank), "FBW")):
-            there = np.flatnonzero(lanes == lane)
-            own[there[:m]] = step.find(kind, np.full(m, place), np.arange(m))
-            own[there[m:]] = -1
+            positions = np.flatnonzero(lanes == lane)
+            own[positions[:m]] = step.find(kind, np.full(m, place), np.arange(m))
+            own[positions[m:]] = -1
         rows[f"compute:{rank}"] = own[own >= 0]
     return rows
 

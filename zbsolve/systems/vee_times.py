@@ -1,8 +1,8 @@
-"""ZB-V by a step's own times: which chunk a rank runs next is decided by what has arrived, not by a fixed order.
+"""ZB-V by a step's own times: the next chunk of a rank depends on the inputs that are placed by then, not on a fixed order.
 
 Every rank alternates backwards and forwards, as in ZB-V (arXiv 2401.10241, section 6). Here the warm-up has as many forwards
-as there is time for before the first microbatch is back, and a weight gradient runs where it fills a gap or where the memory
-asks for it. The idea is that of the scheduler which that paper's public code has for V shapes.
+as there is time for before the first microbatch is back. A weight gradient runs if it fills a gap, or if the memory is full.
+The idea is that of the scheduler for V shapes in the public code of that paper.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .plain_step import B, F, StepTimes, W, check_plain, order_of, schedule_of, 
 
 
 class _Placed(NamedTuple):
-    """What is placed so far: end of each F and B, µs, −1 before, shape (2, stages, microbatches); counts, passes of each
-    kind and stage, shape (3, stages). One value a rank: now, µs; held, bytes; begun, passes. One row a rank: turns, its
-    passes in order as kind · stages + stage; backward, the stages of its B in order."""
+    """The passes placed so far. end: of each F and B, µs, or −1, shape (2, stages, microbatches). counts: of passes, shape
+    (3, stages). For each rank: now, µs, the end of its last pass; held, bytes; begun, number of passes; turns, its passes in
+    order as kind · stages + stage; backward, the stages of its B in order."""
 
     end: Ints
     counts: Ints
@@ -35,7 +35,7 @@ class _Placed(NamedTuple):
 
 @order_of("zb-v-times")
 def zb_v_by_times(problem: Problem) -> Schedule:
-    """ZB-V by the times of the step, within its memory. Raises BadInput where it is no V of F, B and W, and NotFound where
+    """ZB-V by the times of the step, within its memory. Raises BadInput if it is not a V of F, B and W, and NotFound if
     the memory is too small for it."""
     check_plain(problem, "zb-v-times", "vee")
     step, rows = times_of(problem, "zb-v-times")
@@ -52,127 +52,127 @@ def _rank(step: StepTimes, stage: int) -> int:
 
 
 @kernel
-def _arrival(step: StepTimes, at: _Placed, kind: int, stage: int) -> int:
-    """When what the stage's next F or B waits for is there, µs; −1 where it is not placed yet, or no pass is left."""
-    last, j = step.duration.shape[1] - 1, at.counts[kind, stage]
-    if j == at.end.shape[2]:
+def _arrival(step: StepTimes, state: _Placed, kind: int, stage: int) -> int:
+    """When the input of the stage's next F or B arrives, µs; −1 if its pass is not placed yet, or no F or B is left."""
+    last, j = step.duration.shape[1] - 1, state.counts[kind, stage]
+    if j == state.end.shape[2]:
         return -1
     if kind == F:
         if stage == 0:
             return 0
-        end = at.end[F, stage - 1, j]
+        end = state.end[F, stage - 1, j]
     else:
-        if at.end[F, stage, j] < 0:
+        if state.end[F, stage, j] < 0:
             return -1
-        end = at.end[F, stage, j] if stage == last else at.end[B, stage + 1, j]
+        end = state.end[F, stage, j] if stage == last else state.end[B, stage + 1, j]
     return -1 if end < 0 else end + step.lag[kind, stage]
 
 
 @kernel
-def _run(step: StepTimes, at: _Placed, kind: int, stage: int) -> None:
-    """Place the stage's next pass behind its rank's last one, which must have its input placed."""
-    rank, j = _rank(step, stage), at.counts[kind, stage]
-    begin = at.now[rank]
+def _run(step: StepTimes, state: _Placed, kind: int, stage: int) -> None:
+    """Place the stage's next pass after the last one of its rank. Its input must be placed already."""
+    rank, j = _rank(step, stage), state.counts[kind, stage]
+    begin = state.now[rank]
     if kind < W:
-        begin = max(begin, _arrival(step, at, kind, stage))
-    at.now[rank] = begin + step.duration[kind, stage]
-    at.held[rank] += step.taken[kind, stage] - step.freed[kind, stage]
+        begin = max(begin, _arrival(step, state, kind, stage))
+    state.now[rank] = begin + step.duration[kind, stage]
+    state.held[rank] += step.taken[kind, stage] - step.freed[kind, stage]
     if kind < W:
-        at.end[kind, stage, j] = at.now[rank]
+        state.end[kind, stage, j] = state.now[rank]
     if kind == B:
         other = step.duration.shape[1] - 1 - stage
-        at.backward[rank, j + at.counts[B, other]] = stage
-    at.counts[kind, stage] += 1
-    at.turns[rank, at.begun[rank]] = kind * step.duration.shape[1] + stage
-    at.begun[rank] += 1
+        state.backward[rank, j + state.counts[B, other]] = stage
+    state.counts[kind, stage] += 1
+    state.turns[rank, state.begun[rank]] = kind * step.duration.shape[1] + stage
+    state.begun[rank] += 1
 
 
 @kernel
-def _fits(step: StepTimes, at: _Placed, kind: int, stage: int) -> bool:
+def _fits(step: StepTimes, state: _Placed, kind: int, stage: int) -> bool:
     """Whether the next pass of this kind and stage fits the memory of its rank."""
     rank = _rank(step, stage)
-    return bool(at.held[rank] + step.taken[kind, stage] <= step.room[rank])
+    return bool(state.held[rank] + step.taken[kind, stage] <= step.room[rank])
 
 
 @kernel
-def _fill(step: StepTimes, at: _Placed, rank: int, until: int, need: int) -> None:
-    """Weight gradients of the rank, as long as they end before `until`, µs, or as `need` bytes do not fit."""
+def _fill(step: StepTimes, state: _Placed, rank: int, until: int, need: int) -> None:
+    """Place weight gradients of the rank as long as they end by `until`, µs, or `need` more bytes do not fit."""
     other = step.duration.shape[1] - 1 - rank
     while True:
-        k = at.counts[W, rank] + at.counts[W, other]
-        if k == at.counts[B, rank] + at.counts[B, other]:
+        k = state.counts[W, rank] + state.counts[W, other]
+        if k == state.counts[B, rank] + state.counts[B, other]:
             return
-        stage = at.backward[rank, k]
-        if at.now[rank] + step.duration[W, stage] > until and at.held[rank] + need <= step.room[rank]:
+        stage = state.backward[rank, k]
+        if state.now[rank] + step.duration[W, stage] > until and state.held[rank] + need <= step.room[rank]:
             return
-        _run(step, at, W, stage)
+        _run(step, state, W, stage)
 
 
 @kernel
-def _room_for_more(step: StepTimes, at: _Placed, rank: int) -> bool:
-    """Whether one more microbatch fits both chunks of every rank up to this one, and there is one."""
+def _room_for_more(step: StepTimes, state: _Placed, rank: int) -> bool:
+    """Whether the rank has a microbatch left, and one more fits in both chunks of every rank up to this one."""
     for r in range(rank + 1):
-        if at.held[r] + step.taken[F, r] + step.taken[F, step.duration.shape[1] - 1 - r] > step.room[r]:
+        if state.held[r] + step.taken[F, r] + step.taken[F, step.duration.shape[1] - 1 - r] > step.room[r]:
             return False
-    return bool(at.counts[F, rank] < at.end.shape[2])
+    return bool(state.counts[F, rank] < state.end.shape[2])
 
 
 @kernel
-def _warm_up(step: StepTimes, at: _Placed) -> None:
-    """Forwards before the first backward: the first microbatch goes down the V and up again, with others down while it is
-    away; then later ranks get as many as the ranks before them, down and up in turn."""
+def _warm_up(step: StepTimes, state: _Placed) -> None:
+    """Place the forwards before the first backward. The first microbatch goes down the V and up again; until it is back at a
+    rank, others go down. Then each rank gets as many forwards as the rank before it, down and up in turn."""
     ranks, last = len(step.room), step.duration.shape[1] - 1
     for rank in range(ranks):
-        _run(step, at, F, rank)
+        _run(step, state, F, rank)
     for rank in range(ranks - 1, -1, -1):
-        # The rank before the turn has nothing to wait for.
-        while rank < ranks - 1 and _room_for_more(step, at, rank):
-            if at.now[rank] + step.duration[F, rank] > _arrival(step, at, F, last - rank):
+        # On the last rank, where the V turns, there is nothing to wait for.
+        while rank < ranks - 1 and _room_for_more(step, state, rank):
+            if state.now[rank] + step.duration[F, rank] > _arrival(step, state, F, last - rank):
                 break
             for r in range(rank + 1):
-                _run(step, at, F, r)
-        _run(step, at, F, last - rank)
+                _run(step, state, F, r)
+        _run(step, state, F, last - rank)
     up = False
     for rank in range(1, ranks):
-        before = at.counts[F, rank - 1] + at.counts[F, last - rank + 1]
+        before = state.counts[F, rank - 1] + state.counts[F, last - rank + 1]
         idle = 0
-        while idle < 2 and at.counts[F, rank] + at.counts[F, last - rank] < before:
+        while idle < 2 and state.counts[F, rank] + state.counts[F, last - rank] < before:
             idle += 1
             for k in range(ranks - rank):
                 stage = last - (ranks - 1 - k) if up else rank + k
-                if _arrival(step, at, F, stage) >= 0 and _fits(step, at, F, stage):
-                    _run(step, at, F, stage)
+                if _arrival(step, state, F, stage) >= 0 and _fits(step, state, F, stage):
+                    _run(step, state, F, stage)
                     idle = 0
             up = not up
 
 
 @kernel
-def _half_round(step: StepTimes, at: _Placed, kind: int, chosen: Ints) -> int:
-    """One F or one B of every rank that has one: of the chunk that is further along, where its input is placed. chosen: to
-    be filled, the stage of each rank. Returns how many passes it placed."""
+def _half_round(step: StepTimes, state: _Placed, kind: int, chosen: Ints) -> int:
+    """Place one F or one B on every rank that can run one: of its chunk that is further along if its input is placed, else
+    of the other. chosen: filled with the stage of each rank. Returns the number of placed passes."""
     ranks, last = len(step.room), step.duration.shape[1] - 1
     for rank in range(ranks):
         further, other = (last - rank, rank) if kind == F else (rank, last - rank)
-        chosen[rank] = further if _arrival(step, at, kind, further) >= 0 else other
+        chosen[rank] = further if _arrival(step, state, kind, further) >= 0 else other
     placed = 0
     for k in range(last + 1):
         stage = k if kind == F else last - k
         rank = _rank(step, stage)
-        arrival = _arrival(step, at, kind, stage)
+        arrival = _arrival(step, state, kind, stage)
         if chosen[rank] != stage or arrival < 0:
             continue
-        _fill(step, at, rank, arrival, step.taken[kind, stage])
-        if _fits(step, at, kind, stage):
-            _run(step, at, kind, stage)
+        _fill(step, state, rank, arrival, step.taken[kind, stage])
+        if _fits(step, state, kind, stage):
+            _run(step, state, kind, stage)
             placed += 1
     return placed
 
 
 @kernel
 def _turns(step: StepTimes, m: int) -> Ints:
-    """The passes of each rank in order, as kind · stages + stage, shape (ranks, 6 m); none where the memory is too small."""
+    """The passes of each rank in order, as kind · stages + stage, shape (ranks, 6 m); none if the memory is too small."""
     stages, ranks = step.duration.shape[1], len(step.room)
-    at = _Placed(
+    state = _Placed(
         np.full((2, stages, m), -1, np.int64),
         np.zeros((3, stages), np.int64),
         np.zeros(ranks, np.int64),
@@ -183,12 +183,12 @@ def _turns(step: StepTimes, m: int) -> Ints:
     )
     for rank in range(ranks):
         if step.taken[F, rank] + step.taken[F, stages - 1 - rank] > step.room[rank]:
-            return at.turns[:0]
-    _warm_up(step, at)
+            return state.turns[:0]
+    _warm_up(step, state)
     chosen = np.zeros(ranks, np.int64)
-    while at.counts[B].min() < m:
-        if _half_round(step, at, B, chosen) + _half_round(step, at, F, chosen) == 0:
-            return at.turns[:0]
+    while state.counts[B].min() < m:
+        if _half_round(step, state, B, chosen) + _half_round(step, state, F, chosen) == 0:
+            return state.turns[:0]
     for rank in range(ranks):
-        _fill(step, at, rank, 1 << 62, 0)
-    return at.turns
+        _fill(step, state, rank, 1 << 62, 0)
+    return state.turns

@@ -1,7 +1,7 @@
 """A search's time budget: in real seconds, or in counted work so that every machine stops at the same point.
 
-Shares of that time are computed only here. Real time passes between two lines of code, so what is left of a share may be
-used up by the next line: then it is 0, never negative, and nothing rejects it.
+Shares of that time are computed only here. Real time passes between two lines of code, so a share may be used up by the
+next line: then its time left is 0, never negative, and nothing rejects it.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ MANY_ROWS = 50_000  # beyond, loading numba and its compiled code is worth it
 
 
 def looped(loop: Callable[..., Any], *columns: NDArray[np.int64]) -> Any:
-    """`loop(*columns)`: on lists if the longest column has few rows, else compiled and on arrays. It must return what it
-    writes to."""
+    """`loop(*columns)`: on lists if the longest column has few rows, else compiled and on arrays. It must return the
+    columns that it writes."""
     if max(map(len, columns)) < MANY_ROWS:
         return loop(*(column.tolist() for column in columns))
     return compiled(loop)(*(np.ascontiguousarray(column, np.int64) for column in columns))

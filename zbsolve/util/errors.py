@@ -82,7 +82,7 @@ class LostRank(RunFailed):
 
 @contextmanager
 def prefixed(where: str) -> Iterator[None]:
-    """Prefix a BadInput raised inside the block with `where` it is, a file or a field."""
+    """Prefix a BadInput raised inside the block with `where`: the name of a file or a field."""
     try:
         yield
     except BadInput as error:
@@ -158,5 +158,5 @@ def _libraries() -> tuple[str, ...]:
 
 def _short(name: str) -> str:
     """The path relative to the current folder, if the file is in it."""
-    path, here = os.path.realpath(name), os.getcwd() + os.sep
-    return path.removeprefix(here)
+    path, folder = os.path.realpath(name), os.getcwd() + os.sep
+    return path.removeprefix(folder)

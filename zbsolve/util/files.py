@@ -170,7 +170,7 @@ def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> 
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of `path`, compressed by gzip or not, whatever its name, without a byte order mark as spreadsheets write it;
+    """The text of `path`, decompressed if it is gzip, without the byte order mark that spreadsheets write;
     `-` is standard input. Raises BadInput."""
     try:
         if str(path) != "-" and Path(path).stat().st_size > MAX_BYTES:
@@ -316,10 +316,10 @@ def checked(body: Any, form: type[T], where: str) -> T:
     try:
         return msgspec.convert(body, form)
     except msgspec.ValidationError as error:
-        raise BadInput(f"{where}: {_said(str(error), body, form)}") from None
+        raise BadInput(f"{where}: {_explained(str(error), body, form)}") from None
 
 
-def _said(error: str, body: Any, form: type[Any]) -> str:
+def _explained(error: str, body: Any, form: type[Any]) -> str:
     """msgspec's message in our words: where in the file, which field, what is wrong with it."""
     what, _, path = error.partition(" - at `$")
     place = path.rstrip("`").lstrip(".")

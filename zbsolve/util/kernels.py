@@ -100,7 +100,7 @@ def _read(function: FunctionType) -> dict[str, Any]:
     names = list(_names(function.__code__))
     known = {name: function.__globals__[name] for name in names if name in function.__globals__}
     own = function.__module__.partition(".")[0]
-    for module in [it for it in known.values() if isinstance(it, ModuleType) and it.__name__.startswith(f"{own}.")]:
+    for module in [item for item in known.values() if isinstance(item, ModuleType) and item.__name__.startswith(f"{own}.")]:
         known |= {f"{module.__name__}.{name}": getattr(module, name) for name in names if hasattr(module, name)}
     return {**known, **inspect.getclosurevars(function).nonlocals}
 

@@ -28,7 +28,7 @@ def handing_on(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     def load(name: str) -> Any:
         if name not in homes():
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        module, there = homes()[name]
-        return import_module(module + there, package) if module == "." else getattr(import_module(module, package), there)
+        module, member = homes()[name]
+        return import_module(module + member, package) if module == "." else getattr(import_module(module, package), member)
 
     return load, lambda: sorted(homes())

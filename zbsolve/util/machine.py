@@ -84,7 +84,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def library_versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
-    """Installed versions by name ("" where one is missing); without names, of zbsolve and what it solves with."""
+    """Installed versions by name ("" where one is missing); without names, of zbsolve and its libraries for solving."""
 
     def of(name: str) -> str:
         try:
@@ -107,7 +107,7 @@ def yardstick() -> float:
     return best
 
 
-POLL = 0.02  # seconds between two looks at whether all is over
+POLL = 0.02  # seconds, at most, between two calls of `over`
 GRACE = 1.0  # seconds for all to end; a thread inside a kernel may end later
 
 

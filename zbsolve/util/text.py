@@ -22,8 +22,8 @@ BINARY = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # as 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
     """Rows of equally many cells as lines, two blanks between columns.
 
-    left: the columns that stand to the left, the others stand to the right; -1 is the last one, behind which no blanks are
-    left then.
+    left: the columns that are aligned to the left; all others are aligned to the right. -1 is the last one; lines then have
+    no blanks at their end.
     """
     count = len(rows[0])
     lefts = {i % count for i in left}
@@ -43,14 +43,14 @@ def did_you_mean(name: str, known: Iterable[str], at_most: int = 1) -> str:
 
 
 def first_difference(row: Iterable[str], other: Iterable[str]) -> tuple[int, str, str] | None:
-    """The first position where two sequences of words differ, from 0, and what each has there: "nothing" after its end. None
-    if they are equal."""
+    """The first position where two sequences of words differ, from 0, and the word of each: "nothing" after its end. None if
+    they are equal."""
     pairs = enumerate(zip_longest(row, other, fillvalue="nothing"))
     return next(((place, a, b) for place, (a, b) in pairs if a != b), None)
 
 
 def counted(values: Sequence[object]) -> str:
-    """`5 4×6 5`: values in order, with repeated ones counted."""
+    """`5 4×6 5`: values in order, with repetitions counted."""
     runs = [(value, len(list(group))) for value, group in groupby(values)]
     return " ".join(f"{value}×{times}" if times > 1 else str(value) for value, times in runs)
 
@@ -66,7 +66,7 @@ def format_time(us: float) -> str:
 
 
 def format_times(*times: float) -> list[str]:
-    """Times that stand side by side, all in the unit of the largest: `8.17 ms`, `62.46 ms`."""
+    """Times for one row, all in the unit of the largest: `8.17 ms`, `62.46 ms`."""
     largest = max(map(abs, times), default=0.0)
     if largest < 10_000:
         return [f"{us:,.0f} µs" for us in times]

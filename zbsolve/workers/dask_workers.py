@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0  # for a scheduler to answer, and for a first worker
 LOST_SECONDS = 30.0  # without any worker, until the search ends
 GRACE = 3.0  # seconds that tasks have to end early
-POLL = 1.0  # seconds between two looks at how many workers there are
+POLL = 1.0  # seconds between two counts of the workers
 
 
-class Told:
+class Incumbents:
     """A plugin of each worker (`WorkerPlugin`): the best values that others have reached, for each run. Removing it ends all
     tasks."""
 
@@ -40,7 +40,7 @@ class Told:
         """Nothing has been reached yet."""
 
     def teardown(self, worker: Any) -> None:
-        """End what runs."""
+        """End running tasks."""
         self.over = True
 
     def rival(self, run: int) -> float:
@@ -65,7 +65,7 @@ def dask_cluster(address: str, answering: Answering, notice: Notice) -> Iterator
             cluster.join()
             yield cluster
         finally:
-            with suppress(Exception):  # a scheduler that is gone cannot be told
+            with suppress(Exception):  # the scheduler may be gone
                 cluster.leave()
             with suppress(Exception):
                 client.close(timeout=GRACE)
@@ -95,24 +95,24 @@ class DaskCluster:
         self._token, self._runs, self._looked, self._count = f"zbsolve-{uuid4().hex}", 0, 0.0, 0
 
     def join(self) -> None:
-        """Wait for a worker, and give each its part. Raises BadInput where there is none."""
+        """Wait for a worker, and put the plugin on each. Raises BadInput if there is none."""
         from distributed.diagnostics.plugin import WorkerPlugin
 
         try:
             self._client.wait_for_workers(1, timeout=CONNECT_SECONDS)
         except TimeoutError:
             raise BadInput(f"on '{self._address}': the scheduler has no workers") from None
-        self._client.register_plugin(type("Incumbent", (Told, WorkerPlugin), {})(), name=self._token)
-        self._client.subscribe_topic("all", self._heard)
+        self._client.register_plugin(type("Incumbent", (Incumbents, WorkerPlugin), {})(), name=self._token)
+        self._client.subscribe_topic("all", self._on_event)
 
     def leave(self) -> None:
-        """Take away what was put on the cluster."""
+        """Remove the plugin and the subscription from the cluster."""
         self._client.unsubscribe_topic("all")
         self._client.unregister_worker_plugin(self._token)
 
     @property
     def count(self) -> int:
-        """Threads of all workers, as of a moment ago."""
+        """Threads of all workers, counted at most `POLL` ago."""
         if time.monotonic() - self._looked > POLL:
             self._count, self._looked = sum(self._client.nthreads().values()), time.monotonic()
         return self._count
@@ -149,14 +149,14 @@ class DaskCluster:
             raise
         finally:
             if running:
-                with suppress(Exception):  # a scheduler that is gone cannot be told
+                with suppress(Exception):  # the scheduler may be gone
                     self.tell(-math.inf)
                     self._client.cancel(list(running))
 
     def _hand_out(
         self, coming: Iterator[tuple[int, str]], running: dict[Future, int], ended: queue.SimpleQueue[Future]
     ) -> bool:
-        """A task to each thread that is free. Whether there may be more tasks."""
+        """Give a task to each free thread. Returns whether there may be more tasks."""
         while len(running) < self.count:
             number, text = next(coming, (-1, ""))
             if number < 0:
@@ -167,7 +167,7 @@ class DaskCluster:
         return True
 
     def _answer_of(self, future: Future) -> str:
-        """What a task answered. Raises WorkersLost, or ZbsolveError where it failed."""
+        """The answer of a task. Raises WorkersLost, or ZbsolveError if it failed."""
         from distributed.scheduler import KilledWorker
 
         if future.status == "finished":
@@ -181,14 +181,14 @@ class DaskCluster:
 
     def _over(self, why: str) -> WorkersLost:
         """Report why the search ends, and return the error for it. A search that has found a schedule keeps it."""
-        self._notice(said := f"{self._address}: {why}: the search ends")
-        return WorkersLost(said)
+        self._notice(line := f"{self._address}: {why}: the search ends")
+        return WorkersLost(line)
 
-    def _heard(self, event: tuple[float, Any]) -> None:
-        """What the scheduler says of its workers."""
-        _, said = event
-        if isinstance(said, dict) and said.get("action") == "remove-worker" and said.get("processing-tasks"):
-            self._notice(f"worker {said.get('worker')} is gone: its tasks run again elsewhere")
+    def _on_event(self, event: tuple[float, Any]) -> None:
+        """Report a lost worker, from an event of the scheduler."""
+        _, message = event
+        if isinstance(message, dict) and message.get("action") == "remove-worker" and message.get("processing-tasks"):
+            self._notice(f"worker {message.get('worker')} is gone: its tasks run again elsewhere")
 
 
 async def _tell(token: str, run: int, value: float, dask_worker: Any) -> None:
@@ -201,8 +201,8 @@ def _answer(token: str, run: int, answering: Answering, text: str) -> str:
     """On a worker: answer a task."""
     from distributed import get_worker
 
-    told: Told = get_worker().plugins.get(token) or Told()
-    return answering(text, partial(told.rival, run))
+    incumbents: Incumbents = get_worker().plugins.get(token) or Incumbents()
+    return answering(text, partial(incumbents.rival, run))
 
 
 SCHEMES = ("tcp://", "tls://", "ucx://", "ws://", "wss://")  # of a Dask scheduler's address
@@ -213,15 +213,15 @@ MAX_PROCESSES = 1000
 def workers_on(on: str | int | None, answering: Answering, notice: Notice = lambda line: None) -> Iterator[Workers | None]:
     """The workers at `on`: a number of processes on this machine, or a Dask scheduler's address. Gives None for 1: this
     process. At the end all started processes are stopped. notice: called with a line if a worker dies. Raises BadInput."""
-    said = "1" if on is None else str(on)
-    if said.isdecimal() and 1 <= int(said) <= MAX_PROCESSES:
-        if int(said) == 1:
+    place = "1" if on is None else str(on)
+    if place.isdecimal() and 1 <= int(place) <= MAX_PROCESSES:
+        if int(place) == 1:
             yield None
             return
-        made: AbstractContextManager[Workers] = Processes(answering, int(said), notice)
-    elif said.startswith(SCHEMES):
-        made = dask_cluster(said, answering, notice)
+        made: AbstractContextManager[Workers] = Processes(answering, int(place), notice)
+    elif place.startswith(SCHEMES):
+        made = dask_cluster(place, answering, notice)
     else:
-        raise BadInput(f"on '{said[:60]}': a number of processes (1 to {MAX_PROCESSES}), or tcp://host:port of a scheduler")
+        raise BadInput(f"on '{place[:60]}': a number of processes (1 to {MAX_PROCESSES}), or tcp://host:port of a scheduler")
     with made as workers:
         yield workers

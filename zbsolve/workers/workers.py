@@ -56,7 +56,7 @@ class Workers(Protocol):
 
 
 def threads_each(count: int) -> int:
-    """Threads for each of so many workers on this machine; a search needs two: one finds, one proves."""
+    """Threads for each of `count` workers on this machine; a search needs two: one finds, one proves."""
     return max(2, cores() // count)
 
 
@@ -71,15 +71,15 @@ class Job:
 
 @dataclass(eq=False)
 class Worker:
-    """A worker process. job: its current task. said: the part of the answer that has arrived."""
+    """A worker process. job: its current task. received: the part of the answer that has arrived."""
 
     process: subprocess.Popen[bytes]
     job: Job | None = None
-    said: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
 
     @property
     def output(self) -> int:
-        """Where its answers come out."""
+        """The descriptor of its standard output, for its answers."""
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
@@ -92,7 +92,7 @@ class Worker:
             self.process.stdin.flush()
 
     def end(self) -> int:
-        """End the process. How it ended."""
+        """End the process. Returns its exit code; negative: the signal that ended it."""
         self.process.kill()
         with suppress(subprocess.TimeoutExpired):  # killed, but the kernel holds it
             self.process.wait(KILL_SECONDS)
@@ -166,7 +166,7 @@ class Processes:
         return [worker for worker in self._workers if worker.job is not None]
 
     def _hand_out(self, coming: Iterator[Job]) -> None:
-        """A task to each worker that is free."""
+        """Give a task to each free worker."""
         for worker in self._workers:
             if worker.job is None:
                 job = self._again.popleft() if self._again else next(coming, None)
@@ -179,14 +179,14 @@ class Processes:
         busy = {worker.output: worker for worker in self._busy}
         for output in wait(list(busy), seconds):
             assert isinstance(output, int)
-            worker, some = busy[output], os.read(output, CHUNK)
-            worker.said += some
-            if not some:
+            worker, part = busy[output], os.read(output, CHUNK)
+            worker.received += part
+            if not part:
                 self._died(worker)
-            elif worker.said.endswith(b"\n"):
+            elif worker.received.endswith(b"\n"):
                 assert worker.job is not None
-                answer = worker.job.number, worker.said[:-1].decode()
-                worker.job, worker.said = None, bytearray()
+                answer = worker.job.number, worker.received[:-1].decode()
+                worker.job, worker.received = None, bytearray()
                 yield answer
 
     def _died(self, worker: Worker) -> None:
@@ -199,8 +199,8 @@ class Processes:
         code = worker.end()
         how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         if job.deaths > MAX_DEATHS:
-            self._notice(said := f"a task ended {job.deaths} workers, the last one {how}: the search ends")
-            raise WorkersLost(said)
+            self._notice(line := f"a task ended {job.deaths} workers, the last one {how}: the search ends")
+            raise WorkersLost(line)
         self._notice(f"a worker {how}: its task runs again")
         self._again.append(job)
         self._workers[self._workers.index(worker)] = self._start()

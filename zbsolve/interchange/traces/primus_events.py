@@ -1,8 +1,8 @@
 """Megatron and Primus: `pp_rank_N.json` and config.json in a folder, as `--dump_pp_data` writes them (`pp_visualizer`).
 
 Times are of CUDA events, in ms since the rank's own start of the step, in the order in which passes ran; waiting is between
-passes. `total` is the time of the schedule function. `memory` is the maximum of reserved GiB so far, which does not tell
-activations. Files of older versions lack microbatches and chunks; then the order is Megatron's (see `in_groups`).
+passes. `total` is the time of the schedule function. `memory` is the maximum of reserved GiB so far, which says nothing
+of activations. Files of older versions lack microbatches and chunks; then the order is Megatron's (see `in_groups`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def read(folder: Path) -> Recording:
         if own.keys() != ranks[0].keys():
             odd = printable(min(own.keys() ^ ranks[0].keys()))
             raise BadInput(f"{folder}: rank {rank}: steps are mixed: step {odd} is in one of ranks 0 and {rank} alone")
-    runs = [_told(folder, rank, steps, config) for rank, steps in enumerate(ranks)]
+    runs = [_steps_of(folder, rank, steps, config) for rank, steps in enumerate(ranks)]
     names = sorted(runs[0], key=lambda name: (len(name), name))
     placement = _placement([rank[names[-1]] for rank in runs] if names else [], chunks)
     stage_of = {(rank, placement[:stage].count(rank)): stage for stage, rank in enumerate(placement)}
@@ -99,20 +99,20 @@ def _further(folder: Path, ranks: int) -> tuple[str, ...]:
     return (f"the files of {them}: {CONFIG} says pp_size {ranks}",) if more else ()
 
 
-def _told(folder: Path, rank: int, steps: RankSteps, config: ConfigForm) -> dict[str, _Told]:
+def _steps_of(folder: Path, rank: int, steps: RankSteps, config: ConfigForm) -> dict[str, _RankStep]:
     path = folder / f"pp_rank_{rank}.json"
     return {
-        printable(name): _Told(step, config.vp_size or 1, config, f"{path}: step {name}") for name, step in steps.items()
+        printable(name): _RankStep(step, config.vp_size or 1, config, f"{path}: step {name}") for name, step in steps.items()
     }
 
 
-class _Told:
+class _RankStep:
     """A step in a rank's file. passes: (kind, chunk and microbatch, start, end in ms), not ordered."""
 
     def __init__(self, step: StepForm, chunks: int, config: ConfigForm, where: str) -> None:
         count = chunks * config.num_mbs
         split = len(step.wgrad_start) > 0
-        self.chunks_said = bool(step.fwd_chunk)
+        self.has_chunks = bool(step.fwd_chunk)
         self.passes: list[tuple[str, tuple[int, int], float, float]] = []
         for field, kind in (("fwd", "F"), ("bwd", "B" if split else "BW"), *((("wgrad", "W"),) if split else ())):
             starts, ends = getattr(step, f"{field}_start"), getattr(step, f"{field}_end")
@@ -156,11 +156,11 @@ def in_groups(ranks: int, chunks: int, microbatches: int, backward: bool) -> Pla
     return [(chunk, microbatch) for group in groups for chunk in turn for microbatch in group]
 
 
-def _placement(ranks: Sequence[_Told], chunks: int) -> tuple[int, ...]:
+def _placement(ranks: Sequence[_RankStep], chunks: int) -> tuple[int, ...]:
     """Stage → rank. Files have only chunks. The stage with the loss is where a backward follows its forward soonest: it is
     on the last rank of a loop, and on the first rank of a vee."""
     if chunks == 1 or not ranks:
         return single(max(1, len(ranks)))
     first, last = (ranks[rank].wait_at_the_loss(chunks - 1) for rank in (0, -1))
-    vees = chunks % 2 == 0 and ranks[0].chunks_said and first < last
+    vees = chunks % 2 == 0 and ranks[0].has_chunks and first < last
     return (vee if vees else loop)(len(ranks), chunks)

@@ -15,7 +15,7 @@ from .to_trace import trace_of
 
 KNOWN = "known: zbsolve's own, torch profiler's, a folder of pp_rank_N.json (Primus, Megatron), StragglerAnalysis' parquet"
 JSON = (".json", ".json.gz")
-HEAD = 1 << 20  # bytes at the begin of a file in which its format is recognized
+HEAD = 1 << 20  # bytes at the beginning of a file, which show its format
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:

@@ -18,7 +18,7 @@ from ...util.text import first_difference
 
 BACKWARD = ("B", "BW")  # kinds that receive and send gradients
 OWN, HOST, ONE = "a clock a rank", "a clock a host", "one clock"  # which clocks the times are from
-MOST = 0.9  # of all steps: if so many ran the same order, the others are left out
+MOST = 0.9  # of all steps: if at least this share ran one order, the others are left out
 OVERLAP = 0.5  # of the shorter of two passes: passes that overlap by more were one call
 
 

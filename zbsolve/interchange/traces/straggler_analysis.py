@@ -45,7 +45,7 @@ def read(path: Path) -> Recording:
             raise BadInput(f"{path}: step {step}: a {kind} without stage or microbatch (gmc {stage}, mb_id {microbatch})")
         groups.setdefault((step, replica), []).append(RanPass(KINDS[kind], stage, microbatch, rank, a, b))
     _check_last(path, table)
-    steps, left_out = _whole(groups)
+    steps, left_out = _complete_steps(groups)
     return Recording(str(path), FORMAT, ONE, steps, _links(table), {"replicas": len({dp for _, dp in groups})}, left_out)
 
 
@@ -81,7 +81,7 @@ def _columns(path: Path) -> Columns:
     return columns | {"optype": np.array(table["optype"].to_pylist(), str)}
 
 
-def _whole(groups: Mapping[tuple[int, int], Sequence[RanPass]]) -> tuple[tuple[RecordedStep, ...], tuple[str, ...]]:
+def _complete_steps(groups: Mapping[tuple[int, int], Sequence[RanPass]]) -> tuple[tuple[RecordedStep, ...], tuple[str, ...]]:
     """The steps with the most common number of passes, and a line about the others."""
     usual = Counter(len(group) for group in groups.values()).most_common(1)[0][0]
     kept = {of: group for of, group in groups.items() if len(group) == usual}
@@ -97,9 +97,9 @@ def _links(table: Columns) -> dict[tuple[int, int], list[float]]:
     if table["gmc"].max(initial=-1) > table["stage"].max(initial=-1):
         return delays
     for send, receive, up in MESSAGES:
-        sent, there = (_by_number(table, optype) for optype in (send, receive))
+        sent, received = (_by_number(table, optype) for optype in (send, receive))
         for (step, replica, number, rank), (begun, _) in sent.items():
-            other = there.get((step, replica, number, rank + up))
+            other = received.get((step, replica, number, rank + up))
             if other is not None:
                 delays.setdefault((rank, rank + up), []).append(max(0.0, other[1] - max(begun, other[0])) * SECOND)
     return delays

@@ -27,7 +27,7 @@ from ...util.text import format_time, printable
 from ...verifier import verify
 from .recording import HOST, MOST, ONE, OWN, RecordedStep, Recording
 
-# A message may seem to arrive before it was sent, by this share of a step or so many µs, because clocks are not exact:
+# A message may seem to arrive before it was sent, by this share of a step or this many µs, because clocks are not exact:
 # clocks synchronised over a network differ by some 0.5 ms.
 TOLERANCE, LEAST_TOLERANCE = 1e-3, {OWN: 50.0, HOST: 50.0, ONE: 500.0}
 ALIGNED = "aligned by messages"
@@ -200,7 +200,7 @@ def _medians(recording: Recording) -> dict[tuple[str, int], int]:
 def _comm(recording: Recording) -> dict[Pair, float]:
     """Pair of ranks → µs of a message: the recorded median, or else estimated from the times of passes."""
     times_of: dict[Pair, float] = {pair: round(median(times)) for pair, times in recording.links.items() if len(times)}
-    waits = _told(recording.steps, both_ways=recording.facts.get("clocks") == ALIGNED)
+    waits = _message_times(recording.steps, both_ways=recording.facts.get("clocks") == ALIGNED)
     for a, b in zip(recording.placement, recording.placement[1:], strict=False):
         for pair in ((a, b), (b, a)):
             if a != b and pair not in times_of:
@@ -208,7 +208,7 @@ def _comm(recording: Recording) -> dict[Pair, float]:
     return times_of
 
 
-def _told(steps: tuple[RecordedStep, ...], both_ways: bool) -> dict[Pair, float]:
+def _message_times(steps: tuple[RecordedStep, ...], both_ways: bool) -> dict[Pair, float]:
     """Pair of ranks → µs of a message, estimated: the median delay of messages whose receiver was idle when they were sent;
     if there are none, the least delay, but at most the median of other pairs. both_ways: the same time for both directions,
     as alignment of clocks assumes it."""
@@ -283,16 +283,16 @@ def gaps_of(trace: Trace) -> Gaps:
     silent: dict[int, list[float]] = {}
     sizes: list[float] = []
     for step in trace.steps:
-        there = np.full(len(message), -np.inf)
-        np.maximum.at(there, apart.after, step.end[apart.before] + apart.lag)
+        arrived = np.full(len(message), -np.inf)
+        np.maximum.at(arrived, apart.after, step.end[apart.before] + apart.lag)
         for names in trace.schedule.values():
             rows = np.array([problem.index[name] for name in names])
             before, after = rows[:-1], rows[1:]
-            had = there[after] <= step.end[before]
+            ready = arrived[after] <= step.end[before]
             gap = np.maximum(0.0, step.start[after] - step.end[before])
-            behind += gap[had & sends[before]].tolist()
-            sizes += message[before[had & sends[before]]].tolist()
-            silent.setdefault(int(rank[rows[0]]), []).extend(gap[had & ~sends[before]].tolist())
+            behind += gap[ready & sends[before]].tolist()
+            sizes += message[before[ready & sends[before]]].tolist()
+            silent.setdefault(int(rank[rows[0]]), []).extend(gap[ready & ~sends[before]].tolist())
     least = min((median(row) for row in silent.values() if row), default=0.0)
     row = behind or [0.0]
     return Gaps(len(behind), median(row), quartiles(row)[0], least, median(sizes or [0.0]))

@@ -155,7 +155,7 @@ class _File:
 
 
 def _place(event: EventForm) -> Place | None:
-    """Which pass a label names; None: none."""
+    """The pass that a label names; None if it names none."""
     match = LABEL.fullmatch(event.label)
     if match is None or match[2] not in KINDS or not match[3]:
         return None
@@ -198,16 +198,16 @@ def _read(file: Path) -> _File:
 def _one_pipeline(files: Iterable[_File]) -> tuple[list[_File], tuple[str, ...]]:
     """The first file for each set of stages, and a line about the others, which are of replicas."""
     kept: dict[frozenset[int], _File] = {}
-    again: list[int] = []
+    replicas: list[int] = []
     seen: dict[int, Path] = {}
     for file in files:
         if file.rank in seen:
             raise BadInput(f"{file.path}: rank {file.rank}, as {seen[file.rank].name} is: a file a rank is needed")
         seen[file.rank] = file.path
         if kept.setdefault(file.stages, file) is not file:
-            again.append(file.rank)
-    note = f"replicas: ranks {', '.join(map(str, again))} ran the same stages as others"
-    return list(kept.values()), (note,) if again else ()
+            replicas.append(file.rank)
+    note = f"replicas: ranks {', '.join(map(str, replicas))} ran the same stages as others"
+    return list(kept.values()), (note,) if replicas else ()
 
 
 def _check_all_there(path: Path, files: Sequence[_File], home: dict[int, int]) -> None:
