@@ -198,16 +198,16 @@ def _read(file: Path) -> _File:
 def _one_pipeline(files: Iterable[_File]) -> tuple[list[_File], tuple[str, ...]]:
     """The first file for each set of stages, and a line about the others, which are of replicas."""
     kept: dict[frozenset[int], _File] = {}
-    replicas: list[int] = []
+    same_stages: list[int] = []
     seen: dict[int, Path] = {}
     for file in files:
         if file.rank in seen:
             raise BadInput(f"{file.path}: rank {file.rank}, as {seen[file.rank].name} is: a file a rank is needed")
         seen[file.rank] = file.path
         if kept.setdefault(file.stages, file) is not file:
-            replicas.append(file.rank)
-    note = f"replicas: ranks {', '.join(map(str, replicas))} ran the same stages as others"
-    return list(kept.values()), (note,) if replicas else ()
+            same_stages.append(file.rank)
+    note = f"replicas: ranks {', '.join(map(str, same_stages))} ran the same stages as others"
+    return list(kept.values()), (note,) if same_stages else ()
 
 
 def _check_all_there(path: Path, files: Sequence[_File], home: dict[int, int]) -> None:
