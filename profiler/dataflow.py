@@ -97,8 +97,7 @@ class Flow:
     fingerprint per layer. parameter_bytes: of each layer, trained or not. tied: bytes of each parameter that several layers
     share, and the numbers of those layers. untrained: number of leading layers that train nothing, so that they need no
     gradient. gives, takes: the side inputs of each layer; those that it takes map name → format. begins: whether each layer
-    starts from the batch.
-    """
+    starts from the batch."""
 
     inputs: tuple[Format, ...]
     output: Format

@@ -255,15 +255,22 @@ def _memory(problem: Problem, start: Numbers, end: Numbers, turn: Ints) -> Itera
 def _by_numbers(problem: Problem, rows: Ints, turn: Ints) -> Iterator[Violation]:
     """Edges that hold bytes for several microbatches begin or end at the first or last of them by number, for example from a
     gather to the last W. Report where the order has another of these first or last: then more is held than edges say."""
-    names, edges, own = problem.names, problem.edges, np.where(problem.in_microbatch, problem.passes.microbatch, -1)
-    astray = [lane for lane in problem.lanes if (np.diff(turn[lane]) < 0).any()]
-    apart = rows[(edges.bytes[rows] > 0) & (own[edges.before[rows]] != own[edges.after[rows]])] if astray else rows[:0]
-    for a, b in zip(edges.before[apart].tolist(), edges.after[apart].tolist(), strict=True):
+    lane_of = {row: lane for lane in problem.lanes if (np.diff(turn[lane]) < 0).any() for row in lane.tolist()}
+    if not lane_of:
+        return
+    names, before, after = problem.names, problem.edges.before, problem.edges.after
+    own = np.where(problem.in_microbatch, problem.passes.microbatch, -1)
+    least, most = np.where(own < 0, problem.microbatches, own), own.copy()
+    for by_step, inner in ((before, after), (after, before)):  # a pass of no microbatch has those of its neighbours
+        met = (own[by_step] < 0) & (own[inner] >= 0)
+        np.minimum.at(least, by_step[met], own[inner[met]])
+        np.maximum.at(most, by_step[met], own[inner[met]])
+    apart = rows[(problem.edges.bytes[rows] > 0) & (own[before[rows]] != own[after[rows]])]
+    for a, b in zip(before[apart].tolist(), after[apart].tolist(), strict=True):
         for inner, outer, late in ((a, b, -1), (b, a, 1)):
-            beside = np.concatenate([edges.after[edges.before == outer], edges.before[edges.after == outer], [inner]])
-            whose = own[[inner, outer]] if own[outer] >= 0 else own[beside][own[beside] >= 0]
-            for lane in (lane for lane in astray if own[inner] >= 0 and inner in lane):
-                mates = lane[(own[lane] >= whose.min()) & (own[lane] <= whose.max())]
+            if own[inner] >= 0 and (lane := lane_of.get(inner)) is not None:
+                first, last = min(own[inner], least[outer]), max(own[inner], most[outer])
+                mates = lane[(own[lane] >= first) & (own[lane] <= last)]
                 far = int(mates[(late * turn[mates]).argmax()])
                 if far != inner:
                     text = f"{names[far]} runs {'after' if late > 0 else 'before'} {names[inner]}, where memory is counted"

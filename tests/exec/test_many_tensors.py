@@ -257,7 +257,7 @@ def test_gradients_that_are_not_there_do_not_travel() -> None:
         first.send(message, (given,) * 3)
         last.take(message)
         settled = message.part == 3
-        with pytest.warns(UserWarning, match="pass 1B3: nobody used a part") if settled else nullcontext():
+        with pytest.warns(UserWarning, match="pass 1B3: a part of its stage's input") if settled else nullcontext():
             last.send(answer, value)
         assert [row.tolist() for row in line.rows[FORMATS]] == ([] if settled else [[t is not None for t in value]])
         assert first.here(answer)

@@ -108,8 +108,7 @@ class _Simulation:
             self.after[a].append((b, lag))
         self.waiting = np.bincount([b for row in self.after for b, _ in row], minlength=count).tolist()
         self.ready, self.end = [0] * count, [-1] * count
-        computing = problem.computing
-        self.rank = np.where(computing, p.rank, -1).tolist()
+        self.rank = np.where(problem.computing, p.rank, -1).tolist()
         self.last, self.runs, self.helps = [-1] * problem.ranks, [-1] * problem.ranks, [0] * problem.ranks
         self.first = [index[schedule.order[f"compute:{rank}"][0]] for rank in range(problem.ranks)]
         self.giving: dict[int, _Running] = {}

@@ -215,7 +215,6 @@ def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int
 
 def _matching(problem: Problem, rows: Ints, others: Ints) -> Ints:
     """For each of `rows`, the one of `others` with the same stage, microbatch and slice."""
-    p = problem.passes
-    key = p.stage * (int(problem.parts.max()) + 1) + problem.parts
+    key = problem.passes.stage * (int(problem.parts.max()) + 1) + problem.parts
     order = np.argsort(key[others], kind="stable")
     return np.asarray(others[order][np.searchsorted(key[others][order], key[rows])])

@@ -23,8 +23,7 @@ BYTE = 0xA5  # every byte of whole numbers and booleans
 
 def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]:
     """How many of the model's layers each stage holds; one each if the problem does not say and there are as many layers as
-    stages. layers: of the whole model, if known. Raises BadInput where the problem does not say, or does not fit.
-    """
+    stages. layers: of the whole model, if known. Raises BadInput where the problem does not say, or does not fit."""
     stages = problem.model_stages
     if not problem.layers:
         if layers not in (None, stages):

@@ -64,11 +64,11 @@ def copy_ratio(step: Any, profile: Any) -> float | None:
     link, or nothing can be offloaded. Raises BadInput, Infeasible."""
     if profile.host is None or has_sides(profile):
         return None
-    plain = step.ranks, len(step.routes), step.placement, step.partition, None, step.objective, step.fused
-    kept = {"recompute": step.closed.recompute, "vocabulary": step.closed.vocabulary, "offload": FULL}
+    kept = ("ranks", "placement", "partition", "objective", "fused", "blocking", "recompute", "vocabulary")
+    words = {name: getattr(step.closed, name) for name in kept}
     free = replace(profile, capacity=None, host=replace(profile.host, memory=None), microbatch_factors=())
     try:
-        problem = type(step)(*plain, blocking=step.blocking, **kept).problem(free)
+        problem = type(step)(microbatches=len(step.routes), offload=FULL, **words).problem(free)
     except Unfit:
         return None
     length = np.where(problem.passes.are("O", "R"), problem.passes.duration, 0)

@@ -104,8 +104,7 @@ class Layers(NamedTuple):
     """The layers behind a graph's lanes, to move layers between stages. counts: layers of each stage; empty: they do not
     move. stage, row: of each lane; row 0 is F, 1 is B or BW, 2 is W. time[row, a]: µs of the layers before a. held[k, a]:
     bytes of the layers before a, after F, after B, and always. room: bytes of each rank for all these. beside: µs of each
-    lane beside its layers. alone: only layers move, and each trial uses the first targets.
-    """
+    lane beside its layers. alone: only layers move, and each trial uses the first targets."""
 
     counts: Ints
     stage: Ints

@@ -89,8 +89,7 @@ def export(schedule: Schedule, to: str, options: Options | None = None) -> Expor
     engine, options = target(to), options or Options()
     if engine.needs_plan and options.plan is None:
         raise BadInput(f"schedule: {engine.engine}'s file is a whole layout: give the plan.json that zbsolve plan -o writes")
-    module = _module(engine)
-    made = _made(schedule, engine, options, module)
+    made = _made(schedule, engine, options, _module(engine))
     kinds = {schedule.problem.passes[row].kind for row in group_passes(schedule.problem).tolist()}
     notes = (
         f"passes {named}, which {does}, are left out: {engine.engine} {by_itself} by itself"

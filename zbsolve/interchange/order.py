@@ -112,8 +112,7 @@ def order_for(schedule: Schedule, target: Target) -> Order:
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
     schedule = with_front(without_group_passes(schedule))
-    problem = schedule.problem
-    placement = _placement(problem, target)
+    placement = _placement(schedule.problem, target)
     _check_edges(schedule, target)
     rows = _rows(schedule)
     order = _complete(rows, placement, target)

@@ -116,8 +116,7 @@ class _Asked:
 @dataclass
 class Items:
     """The samples of an iterable: microbatch m of step s is item s · per_step + m (item m if per_step is 0: not known). When
-    the iterable ends, it is iterated again, if possible. Items of the current and the previous step are kept.
-    """
+    the iterable ends, it is iterated again, if possible. Items of the current and the previous step are kept."""
 
     given: Iterable[Any]
     seed: int

@@ -47,6 +47,7 @@ from .stage_memory import StageMemory
 MAX_LAYERS = 100_000  # most layers of a file
 SCALE = 1000  # units in a µs, where layers' times are not whole
 NEARLY, MAX_DESCENTS = 0.001, 2000  # descents go on from splits that cost at most this share more; their number at most
+INTERRUPTIBLE = 0.3  # effort of descents in one call, which Ctrl-C does not end
 SECONDS_PER_DESCENT, SECONDS_PER_CUT = 2e-9, 2e-6  # effort: of two stages and two lanes; of a pass in cuts
 ROUNDED = 502  # units that a stage's pass may be shorter than its layers: half a µs, and the rounding of units
 
@@ -272,14 +273,15 @@ def _cost(t: LaneNumbers, split: Ints) -> float:
 
 
 @kernel
-def _descend(t: LaneNumbers, starts: Ints, rounds: int, seed: int) -> Ints:
-    """Descents: rows of the cost of a split that no move of one layer to another stage makes cheaper, and the split. The
-    first begin at `starts`. Each further one begins at the last split that cost nearly as little as the best, with a few
-    layers moved at random (record-to-record travel; Dueck, 1993)."""
-    np.random.seed(seed)
-    (count, stages), now, record = starts.shape, starts[0], np.inf
-    found = np.empty((rounds, stages + 1), np.int64)
-    for turn in range(rounds):
+def _descend(t: LaneNumbers, starts: Ints, found: Ints, first: int, now: Ints, record: float, seed: int) -> float:
+    """Descents from number `first` on. Rows of `found` become the cost of a split that no move of one layer to another stage
+    makes cheaper, and the split. The first descents begin at `starts`. Each further one begins at `now`, the last split that
+    cost nearly as little as the best, with a few layers moved at random (record-to-record travel; Dueck, 1993). Changes
+    `now`. Returns the new `record`, the least cost so far. Calls are made in one thread, whose random state goes on."""
+    if first == 0:
+        np.random.seed(seed)
+    count, stages = starts.shape
+    for turn in range(first, first + len(found)):
         split = (starts[turn] if turn < count else now).copy()
         for _ in range(np.random.randint(2, 6) if turn >= count else 0):
             giver, taker = np.random.randint(stages), np.random.randint(stages)
@@ -299,10 +301,10 @@ def _descend(t: LaneNumbers, starts: Ints, rounds: int, seed: int) -> Ints:
                 else:
                     split[giver] += 1
                     split[taker] -= 1
-        found[turn, 0], found[turn, 1:] = cost, split
+        found[turn - first, 0], found[turn - first, 1:] = cost, split
         if cost <= record * (1 + NEARLY):
-            record, now = min(record, cost), split
-    return found
+            record, now[:] = min(record, cost), split
+    return record
 
 
 class Lanes:
@@ -354,21 +356,26 @@ class Lanes:
         """The numbers that compiled code reads."""
         splits = self.splits
         turns = np.array([self.turn(rank) for rank in range(int(self.rank.max()) + 1)])
-        kind, stage, rank, less = (np.array(column, np.int64) for column in (self.kind, self.stage, self.rank, self.less))
         held, room = np.cumsum([0, *splits.held]), np.array(splits.room or [1 << 60] * len(turns))
-        lanes = splits.totals, kind, stage, rank, less, self.waits.astype(np.int64)
+        lanes = splits.totals, self.kind, self.stage, self.rank, self.less, self.waits.astype(np.int64)
         return LaneNumbers(*lanes, turns, held, room, splits.microbatches)
 
     def descents(self, starts: Sequence[Sequence[int]], clock: Clock, seed: int) -> list[tuple[int, ...]]:
         """Splits that descents from `starts` find (see `_descend`): first that with the lowest bound by cuts, of equal ones
         the more even one. Descents take three quarters of the clock's time, and the cuts of what they find the rest."""
-        size = self.splits.stages**2 * self.path * len(self.stage)
+        each = self.splits.stages**2 * self.path * len(self.stage) * SECONDS_PER_DESCENT
         cuts = len(self.stage) * self.microbatches * SECONDS_PER_CUT
-        rounds = min(MAX_DESCENTS, int(0.75 * clock.left / (size * SECONDS_PER_DESCENT)))
-        found = _descend(self.numbers, np.array(starts, np.int64), rounds, seed)
-        clock.spend(rounds * size * SECONDS_PER_DESCENT)
-        costs: dict[tuple[int, ...], int] = {tuple(row[1:]): row[0] for row in found.tolist()}
-        ends = sorted(costs, key=costs.__getitem__)[: int(clock.left / cuts)]
+        begins, record, costs = np.array(starts, np.int64), np.inf, dict[tuple[int, ...], int]()
+        now, until, rounds = begins[0].copy(), 0.25 * clock.left, min(MAX_DESCENTS, int(0.75 * clock.left / each))
+        at_once = max(1, int(INTERRUPTIBLE / each))
+        for first in range(0, rounds, at_once):
+            found = np.empty((min(at_once, rounds - first), self.splits.stages + 1), np.int64)
+            record = _descend(self.numbers, begins, found, first, now, record, seed)
+            costs |= {tuple(row[1:]): row[0] for row in found.tolist()}
+            clock.spend(len(found) * each)
+            if clock.left <= until:  # slower than the effort says
+                break
+        ends = sorted(costs, key=costs.__getitem__)[: max(1, int(clock.left / cuts))]
         clock.spend(len(ends) * cuts)
         return sorted(ends, key=lambda end: (max(value for value, _ in self.cuts(end)), np.square(self.lengths(end)).sum()))
 

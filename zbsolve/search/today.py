@@ -124,8 +124,7 @@ def today_of(
     counted = bool(problem.edges.bytes.any())
     if not counted:
         problem = with_units_in_flight(problem, UNITS)
-    ran = Schedule(problem, trace.schedule, trace.syncs)
-    timeline = ran.timeline()
+    timeline = Schedule(problem, trace.schedule, trace.syncs).timeline()
     room = problem.capacity or (max(timeline.peak_bytes),) * problem.ranks
     problem = replace(problem, capacity=room)
     step = trace.steps[trace.median_step]

@@ -93,8 +93,7 @@ class Comparison:
     step, the shorter of two; measured: its time. limiting: the rank with the longest time from first start to last end.
     emulated: a line if devices were emulated, with the number of passes for which this machine was late. launching: a line
     for a run on GPUs, on the effect of the hosts' launch times. later: a line for each order that replaced the schedule's
-    during the run; everything else is about the steps before that.
-    """
+    during the run; everything else is about the steps before that."""
 
     digest: str
     source: str

@@ -102,11 +102,10 @@ class WorkBeside:
 class Solved:
     """A solved schedule and what the report says beside it. usual: 1F1B of the same layers on the same ranks, if it exists.
     peak: the result of the search for less memory. noise: of the search for times that vary. timed: report the seconds (not
-    with `effort`). copies: k of a step that offloads (see `copy_ratio`). fused_saves: the share by which BW is shorter
-    than the schedule's B and W; 0: not known. attention: the effect of the attention exchange. tried: the choices that were
+    with `effort`). copies: k of a step that offloads (see `copy_ratio`). fused_saves: the share by which BW is shorter than
+    the schedule's B and W; 0: not known. attention: the effect of the attention exchange. tried: the choices that were
     tried. bounds: bounds over all choices: option (PARTITION, CHOICE, SLICES, ORDER, SIZES) → placement → µs, and LONGER →
-    placement → number of slices. notes: on the reliability of the profile's numbers. work: passes of the feature `work`.
-    """
+    placement → number of slices. notes: on the reliability of the profile's numbers. work: passes of the feature `work`."""
 
     schedule: Schedule
     usual: Schedule | None = None

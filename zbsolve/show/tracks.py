@@ -182,8 +182,7 @@ def _slices(timeline: Timeline, track: Track, offset: int, thread: int, extra: M
 
 def _messages(timeline: Timeline, home: dict[int, tuple[int, int]], offset: int) -> list[Event]:
     """An arrow for every edge between two ranks. Its ends must lie inside the events of both passes: shortly before the end
-    of the first and after the start of the second. Perfetto needs ids that are numbers: it drops arrows with others.
-    """
+    of the first and after the start of the second. Perfetto needs ids that are numbers: it drops arrows with others."""
     problem, events = timeline.problem, list[Event]()
     rank = problem.passes.rank
     pairs = zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...util.errors import BadInput
+from ...util.errors import BadInput, prefixed
 from ..backward.replay import generators_of, random_state, set_random_state
 from ..base.values import as_local_of, is_dtensor, local, spread_as
 from ..reports import gathered
@@ -153,10 +153,8 @@ def _state(pipeline: OnRank, objects: Mapping[str, Any]) -> tuple[dict[str, Tens
             facts["options"][key] |= options_of(optimizer, names)
             for (name, entry), value in entries_of(optimizer, names).items():
                 if isinstance(value, Tensor) and value.dim():
-                    try:
+                    with prefixed(f"save: the optimizer's {entry}"):
                         tensors[f"{key}.{name}.{entry}"] = pipeline.whole.spread(name, value)
-                    except BadInput as error:
-                        raise BadInput(f"save: the optimizer's {entry} of {error}") from None
                 else:
                     facts["entries"][key][name, entry] = local(value) if isinstance(value, Tensor) else value
     for key, holder in objects.items():

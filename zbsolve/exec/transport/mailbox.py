@@ -24,7 +24,7 @@ from .wires import FORMATS, Wires, reason
 
 POLL_SECONDS = 0.001  # between two checks of what was sent
 SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # up to 16 sends of at most 4 KiB are not worth a check
-ZEROS = "nobody used a part of what its stage was given, as all was before: from now on its gradient is zeros, and not None"
+ZEROS = "a part of its stage's input, used in steps before, was not used: its gradient is zeros from now on, not None"
 Key = tuple[tuple[int, ...], int]  # a channel, and the number of the input's shape
 
 
