@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from zbsolve import Problem
 from zbsolve.exec import Pipeline
@@ -44,7 +44,8 @@ class Trial:
 
     problem: a problem, whose passes run in an order drawn with `order`; or a schedule, or a rank's part of one.
     layers(numbers): these layers of the model, alike wherever they are built.
-    batch(place, step): inputs and targets, a microbatch each, of the pipeline at this place of those beside each other.
+    batch(place, step): inputs and targets of the pipeline at this place of those beside each other, a microbatch each; or
+    tensors, which the pipeline splits and the unsplit model does not.
     options: of `Pipeline`; a function where they need process groups, which all ranks call together.
     wrap: changes the layers that the pipeline gets. whole: the unsplit model, where it is not just all layers. listed: the
     pipeline gets that model too, so tied layers are found.
@@ -93,7 +94,7 @@ class Trial:
 
     def data(self, batch: Batches, seed: int = 0, factor: float = 1.0) -> Data:
         """What the unsplit model gets of a batch. factor: of the losses."""
-        inputs, targets = batch
+        inputs, targets = ([part] if isinstance(part, Tensor) else part for part in batch)
         rows = [len(first_tensor(y)) if self.uneven else 1 for y in targets]
         shares = {m: factor * n * len(rows) / sum(rows) for m, n in enumerate(rows)}
         return Data(dict(enumerate(inputs)), dict(enumerate(targets)), seed, shares)
@@ -101,7 +102,7 @@ class Trial:
     def step(self, pipe: Pipeline, step: int, scaler: Any = None) -> Any:
         """A step with the batch of this pipeline."""
         self.before(pipe.layers, pipe.place, step)
-        given = [list(part) for part in self.batch(pipe.place, step)]
+        given: list[Any] = [part if isinstance(part, Tensor) else list(part) for part in self.batch(pipe.place, step)]
         if self.uneven:
             given = [part if there else None for part, there in zip(given, (pipe.inputs, pipe.targets), strict=True)]
         with self.around():
@@ -134,13 +135,14 @@ class Trial:
                 one.zero_grad()
         return {"gradient": largest(gradients), "loss": largest(losses), "left": left_in(pipe)}
 
-    def clipped(self, pipe: Pipeline, most: float) -> dict[str, float]:
-        """After a step, without a wait for gradients: their norm, the unsplit model's norm, and how far the clipped
-        gradients are from the unsplit model's."""
+    def clipped(self, pipe: Pipeline, most: float, kind: float = 2.0) -> dict[str, float]:
+        """After a step, without a wait for gradients: their norm of this kind, the unsplit model's norm, and how far the
+        clipped gradients are from the unsplit model's."""
+        pipe.module.zero_grad()
         self.step(pipe, 0)
-        norm, whole = float(pipe.clip_grad_norm_(most)), self.unsplit(sum(pipe.counts))
+        norm, whole = float(pipe.clip_grad_norm_(most, kind)), self.unsplit(sum(pipe.counts))
         self.add_gradients(whole, 0, pipe)
-        right = nn.utils.clip_grad_norm_(nn.ModuleList(whole).parameters(), most)
+        right = nn.utils.clip_grad_norm_(nn.ModuleList(whole).parameters(), most, kind)
         return {"norm": norm, "right": float(right), "worst": worst(pipe, whole)}
 
     def evaluated(self, pipe: Pipeline, batches: Iterable[Batches], outputs: bool = True) -> float:
