@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections import Counter
@@ -12,6 +13,16 @@ import pytest
 
 from .support.browser import chromium
 from .support.exec_ranks import Forked
+
+
+# Tests and what they are given are kept to the end: a search for garbage among them would take a tenth of a second and more,
+# ever again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
