@@ -14,7 +14,6 @@ import pytest
 from .support.browser import chromium
 from .support.exec_ranks import Forked
 
-
 # Tests and what they are given are kept to the end: a search for garbage among them would take a tenth of a second and more,
 # ever again.
 gc.disable()

@@ -22,7 +22,7 @@ from zbsolve.exec.emulate import Times
 from zbsolve.exec.sharding.rank import Sharding
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, devices_alone, part_of, random_schedule, refusal, worst
+from .exec_tools import a_problem, devices_alone, metered, part_of, random_schedule, refusal, worst
 from .trainings import Training, all_trained, trained
 from .trials import Batches, Trial, mesh_of, tried
 
@@ -320,9 +320,7 @@ def memories(rank: int, _: None) -> list[dict[str, int]]:
         times = replace(times, passes={name: 1200 * us for name, us in times.passes.items()})
         x = torch.randn(2 * MICROBATCHES, width)
         runner = Pipeline(build, schedule, group=mesh.get_group("pp"), emulate=times, **LIMIT)
-        runner.step(x, x)
-        memory = runner.step(x, x, memory=True).memory
-        assert memory is not None
+        memory = metered(runner, x, x)
         found.append({"peak": memory.peak, "predicted": memory.predicted_peak, "weight": weight})
     return found
 

@@ -37,7 +37,7 @@ from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 from zbsolve.util.errors import RunFailed
 
-from .exec_tools import a_problem, batch_of, bytes_in, random_schedule, refusal, split_layers
+from .exec_tools import a_problem, batch_of, bytes_in, metered, random_schedule, refusal, split_layers
 from .trainings import Training, all_trained, trained
 from .trials import Trial, first_ranks, mesh_of, tried
 
@@ -298,9 +298,7 @@ def memories() -> list[dict[str, int]]:
         problem = profile.problem(4, 2, placement, slices=slices, **how)
         schedule = preset(name, problem) if name else random_schedule(problem, 2)
         runner = Pipeline(model.build, schedule, loss=model.loss)
-        runner.step(*batch_of(model, 2))  # afterwards gradients are there
-        memory = runner.step(*batch_of(model, 2), memory=True).memory
-        assert memory is not None
+        memory = metered(runner, *batch_of(model, 2))
         found.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
     return found
 

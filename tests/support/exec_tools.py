@@ -20,6 +20,7 @@ from zbsolve.exec import Pipeline, emulate, interpreter
 from zbsolve.exec.base.part import P
 from zbsolve.exec.check import difference, gradient, named, reference, values
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.memory import Memory
 from zbsolve.exec.one_device import OneDevice
 from zbsolve.exec.slices.store import SliceStore
 from zbsolve.exec.transport import mailbox
@@ -130,6 +131,13 @@ def batch_of(model: Model, microbatches: int, step: int = 0) -> tuple[list[Any],
     """Inputs and targets of a step, a microbatch each."""
     inputs, targets = zip(*(model.batch(m, step) for m in range(microbatches)), strict=True)
     return list(inputs), list(targets)
+
+
+def metered(runner: Pipeline, *batch: Any) -> Memory:
+    """What a second step holds, in which gradients are there from the first one."""
+    memory = [runner.step(*batch, memory=True).memory for _ in range(2)][-1]
+    assert memory is not None
+    return memory
 
 
 def refusal(call: Callable[[], Any], kind: type[Exception] = BadInput) -> str:
