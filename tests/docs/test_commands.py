@@ -49,6 +49,8 @@ CHEAPER = (
         "a minute",
     ),
     (r"(zbsolve profile mymodel\S+)", r"\1 --seconds 0.2", "ten seconds"),
+    (r"(zbsolve profile (seq2seq|clip)\S+) --seconds 0\.5", r"\1 --seconds 0.1", "a second"),
+    (r"(zbsolve explore.*--seconds) 2", r"\1 0.2", "two seconds each"),
     (
         r"(?<!-)(profile|now)\.json --ranks \d+ --microbatches \d+",
         r"\1.json --ranks 2 --microbatches 4",

@@ -28,7 +28,7 @@ from zbsolve.build.attention_exchange import with_parts, without_exchange
 from zbsolve.exec import Pipeline
 from zbsolve.exec.ahead import Cut
 from zbsolve.exec.attention import FIRST_TAG, AttentionPeers
-from zbsolve.exec.check import difference, reference, values
+from zbsolve.exec.check import reference, values
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.slices.stage import Slices
 from zbsolve.models.losses import CrossEntropy
@@ -234,14 +234,11 @@ def broken_helper(case: Case) -> str:
 
 
 def evaluated(case: Case) -> list[float]:
-    """The largest differences of evaluations in one round, in two, and of outputs, and of a step behind them."""
-    pipe, (x, y), whole = pipeline_of(case), batch(case), layers_of(case)
-    losses = [abs(pipe.evaluate(*asked) / right(whole, *asked) - 1) for asked in ((x, y), ([*x, *x, x[0]], [*y, *y, y[0]]))]
-    if not case.barriers:
-        with torch.no_grad():
-            wanted = [nn.Sequential(*whole)(one) for one in x]
-        losses += [difference(a, b) for a, b in zip(pipe.forward(x, everywhere=True), wanted, strict=True)]
-    return [*losses, abs(pipe.step(x, y).loss / right(whole, x, y) - 1)]
+    """The largest differences of evaluations in one round and in two, with outputs, and of steps behind them."""
+    trial, (x, y) = trial_of(case, schedules_of(case, 0)[case.name]), batch(case)
+    pipe, rounds = pipeline_of(case), [(x, y), ([*x, *x, x[0]], [*y, *y, y[0]])]
+    apart, behind = trial.evaluated(pipe, rounds, outputs=not case.barriers), trial.ran(pipe)
+    return [apart, behind["loss"], behind["gradient"]]
 
 
 class Mixed(nn.Module):
