@@ -119,9 +119,10 @@ class Times:
 def _profiled(profile: Profile, problem: Problem) -> Problem:
     """The same step with a profile's durations."""
     stays = problem
-    if profile.host is None:  # it says nothing of copies
-        copies = passes_where(problem, "does", "offload") | passes_where(problem, "does", "reload")
-        stays = problem.only(np.flatnonzero(~copies))
+    if profile.host is None:  # it says nothing of copies to a further pool, and back
+        e, further = problem.edges, problem.edges.pool > 0
+        copies = np.union1d(e.before[further], e.after[further])
+        stays = problem.only(np.setdiff1d(np.arange(len(problem.passes)), copies))
     return timed_by(stays, replace(profile, capacity=None))  # the solver has checked that it fits
 
 

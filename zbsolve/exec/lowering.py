@@ -37,7 +37,7 @@ from .updates import uses_of
 
 CARRIED = {"activation": "input", "gradient": "gradient"}  # what an edge carries → its name for the pass that takes it
 # Fields of handlers whose passes depend on ranks that send them no message.
-FAR = ("goes_on", "before_its_pass", "settle", "release", "does")
+FAR = ("goes_on", "before_its_pass", "settle", "release")
 Incoming = Mapping[int, tuple[Message, ...]]
 
 

@@ -103,9 +103,8 @@ class Handler:
     before_its_pass: it runs nothing; the next pass of its stage and part does its work. Where that pass does not follow
     directly, a rank that helps it goes on in the meantime.
     ends_with_step: it sums gradients over ranks, and the end of the step tells when it ended.
-    does: its work, if it is no plain computation: with sharded parameters "gather" or "reduce", with offload "offload" or
-    "reload", with a sharded vocabulary "broadcast", "merge", "sum" or "embedding".
-    release(state, stage): called when the last pass has ended that an edge from this one leads to.
+    release(state, stage): of a pass that prepares its stage's weights. Called when the last pass has ended that an edge from
+    this one leads to.
     settle(state, name, sure): finish the work that pass `name` started, since a pass depends on it or takes the memory that
     it frees. Not sure: only if it is done already.
     ended(state, action): of a pass that only starts work while its rank goes on. Called at the end of the step: waits for
@@ -124,7 +123,6 @@ class Handler:
     before_its_pass: bool = False
     ends_with_step: bool = False
     reads: str = ""
-    does: str = ""
     release: Release | None = None
     settle: Settle | None = None
     ended: Ended | None = None
