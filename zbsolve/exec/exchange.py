@@ -418,4 +418,4 @@ def _check(graph: Graph, rows: Ints) -> None:
             raise BadInput(f"stage {stage}: it is on ranks {homes}, but its passes C are on ranks {sorted(ranks)}")
 
 
-HANDLERS = {"C": Handler(_exchange, _check, ends_with_step=True, sliced=True)}
+HANDLERS = {"C": Handler(_exchange, _check, ends_with_step=True, in_parts=True)}

@@ -18,7 +18,7 @@ from ...models.model import Model, Place
 from ...util.errors import BadInput
 from .. import check
 from ..backward.replay import as_written
-from ..base.part import Data, Part
+from ..base.part import Data, Part, shares_of_rows
 from ..base.values import cast
 from ..check import LIMITS, NOT_A_NUMBER, Value, difference, gradient, magnitude, values
 from ..connecting import Update
@@ -27,7 +27,6 @@ from ..layers import forwards_alone
 from ..mesh import PipelineMesh, group_along
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
-from ..slices.cutting import shares_of_rows
 from ..transport.format import receive_value, send_value
 from ..transport.wires import Wires, receive_bytes, send_bytes
 

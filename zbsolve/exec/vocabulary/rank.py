@@ -343,7 +343,7 @@ def _handler(method: Callable[[VocabularyShard, RankState, Action], None], *befo
     def run(state: RankState, action: Action, given: Any) -> None:
         method(state.part(VocabularyShard), state, action)
 
-    return Handler(run, _check(*before), sliced=True, **more)
+    return Handler(run, _check(*before), in_parts=True, **more)
 
 
 _SIDE = side_work_of(VocabularyShard)
