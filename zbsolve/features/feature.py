@@ -156,6 +156,7 @@ class Feature:
     partition: step → the partition that the feature brings, for a step that names none; or "".
     note: (step, profile) → a line on what the profile does not know of the feature; or "".
     beside: field of another feature → its value beside the simplest values of this one's fields.
+    usual: 1F1B, with which other schedules are compared, is of a step with it too.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Feature:
     partition: Callable[[Any], str] = lambda step: ""
     note: Callable[[Any, Any], str] = lambda step, profile: ""
     beside: Mapping[str, Any] = field(default_factory=dict)
+    usual: bool = True
 
     def closed(self, step: Any) -> Mapping[str, Any]:
         """The simplest values of its fields that a step leaves open, and what others have beside these; by name."""

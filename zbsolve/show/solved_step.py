@@ -11,10 +11,11 @@ import numpy as np
 from ..build.attention_costs import attending
 from ..features.attention_exchange import clipping_note
 from ..features.feature import AUTO, is_auto, left_open
-from ..features.keeping import BOTH
-from ..features.offload import NO_OFFLOAD, copy_ratio, is_none
-from ..features.sharded_vocabulary import vocabularies, vocabulary_of
+from ..features.keeping import BOTH, all_kept
+from ..features.offload import copy_ratio, is_none
 from ..features.sizes import Batch, batch_of, numbers_of
+from ..features.slices import bound_of_any_slices
+from ..features.table import compared, told, usual
 from ..ilp.bounds.any_choice import bound_over_orders, check_numbers
 from ..ilp.bounds.any_sizes import bound_over_sizes
 from ..kinds import WORK
@@ -26,7 +27,7 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..search.auto import Tried
 from ..search.certify import certified
-from ..search.keeping import bound_of_any_slices, bound_of_every_choice
+from ..search.keeping import bound_of_every_choice
 from ..search.least_peak import LeastPeak
 from ..search.noisy import LeastUnderNoise
 from ..step import Step
@@ -109,25 +110,25 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
     if step.partition == AUTO and (step.lengths or step.sizes):
         return {}  # the bound over partitions counts all work with the length, and some goes with its square, or not at all
     if step.partition == AUTO:
-        places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
+        places = {place: [where.costs(profile) for _, where in compared(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(row, step.objective) for row in all_) for place, all_ in places.items()}}
-    if step.gathers != AUTO and (left_open(step, BOTH) or step.vocabulary == AUTO):
+    if step.gathers != AUTO and (left_open(step, BOTH) or len(compared(step)) > 1):
         return {CHOICE: {place: _least_of_choices(profile, place, plain_step, tried) for place, plain_step in steps.items()}}
     return {}
 
 
 def _on_tried(place: str, step: Step, tried: Sequence[Tried]) -> dict[tuple[str, tuple[int, ...]], Step]:
-    """(placement with vocabulary, layers) → the step with these, for all splits that were tried on a placement."""
+    """(placement with compared choices, layers) → the step with these, for all splits that were tried on a placement."""
     return {
         (place + name, row.layers): one if isinstance(one.partition, Partition) else replace(one, partition=row.layers)
-        for name, one in vocabularies(step)
+        for name, one in compared(step)
         for row in tried
         if row.layers and f"{row.placement} ".startswith(f"{place}{name} ")
     }
 
 
 def _least_of_choices(profile: Profile, place: str, step: Step, tried: Sequence[Tried]) -> int:
-    """A lower bound, µs, over all choices on a placement. Where only the vocabulary is open, proven bounds count too."""
+    """A lower bound, µs, over all choices on a placement. Where what is kept is not open, proven bounds count too."""
     bounds = {key: bound_of_every_choice(profile, plain_step) for key, plain_step in _on_tried(place, step, tried).items()}
     proven = {} if left_open(step, BOTH) else {(row.placement, row.layers): row.bound or 0 for row in tried}
     return min(max(bound, proven.get(key, 0)) for key, bound in bounds.items())
@@ -163,8 +164,10 @@ def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> d
     least: dict[str, dict[str, int]] = {SLICES: {}, LONGER: {}}
     for place in dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers):
         on_it = replace(step, placement=place)
+        whole = replace(usual(all_kept(on_it)), memory=None)
         layers = {attempt.layers for attempt in tried if attempt.layers and attempt.placement.split()[0] == place}
-        known = list(filter(None, (bound_of_any_slices(profile, on_it, layer, value) for layer in layers)))
+        steps = [replace(whole, partition=each) for each in layers]
+        known = list(filter(None, (bound_of_any_slices(profile, on_it, each, value) for each in steps)))
         if len(known) < len(layers):
             return {}
         least[SLICES][place] = min(row.bound for row in known)
@@ -185,7 +188,7 @@ def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
     if not step.attention_exchange or gain.slices == 1 or not even:
         return gain if step.attention_exchange else None
     try:
-        bare = replace(step.closed, slices=problem.slices, attention_exchange=False, memory=None, offload=NO_OFFLOAD)
+        bare = replace(usual(step.closed), slices=problem.slices, memory=None)
         plain = _on_stages(bare, step, problem).problem(replace(profile, capacity=None))
         note = clipping_note(profile, plain)
         if left_open(step, BOTH):
@@ -197,6 +200,6 @@ def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
 
 
 def _on_stages(step: Step, asked: Step, problem: Problem) -> Step:
-    """`step` with the placement, layers and vocabulary of the problem that was solved. asked: the step of the user."""
+    """`step` with the placement, layers and compared choices of the problem that was solved. asked: the step of the user."""
     layers = asked.partition if isinstance(asked.partition, Partition) else problem.layers or None
-    return replace(step, placement=problem.model_routes, partition=layers, vocabulary=vocabulary_of(problem))
+    return replace(step, placement=problem.model_routes, partition=layers, **told(problem))

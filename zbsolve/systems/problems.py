@@ -14,8 +14,8 @@ from ..build.updates import with_updates
 from ..build.vocabulary import Vocabulary, with_vocabulary
 from ..features.cuts import EVEN_WORK
 from ..features.feature import AUTO
-from ..features.offload import NO_OFFLOAD
 from ..features.sharded_vocabulary import BARRIERS
+from ..features.table import usual
 from ..partition.file import Partition
 from ..problem import Problem
 from ..profile.profile import Profile
@@ -142,8 +142,7 @@ def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Sch
     elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
         kept = "balanced"
     try:
-        whole = {"slices": 1, "attention_exchange": False, "offload": NO_OFFLOAD, "vocabulary": None}
-        plain = replace(step.closed, placement="single", partition=kept, memory=None, **whole)
+        plain = replace(usual(step.closed), placement="single", partition=kept, memory=None)
         return preset(USUAL, step_for(USUAL, profile, plain).problem(replace(profile, capacity=None)))
     except (BadInput, Infeasible):
         return None
