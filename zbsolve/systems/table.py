@@ -25,7 +25,7 @@ from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput, Deadlock, NotFound, prefixed
 from . import one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee_times
-from .plain_step import ORDERS, RowsOrder, WrongPlacement, step_in_lanes, without_shards
+from .plain_step import ORDERS, RowsOrder, WrongPlacement, step_in_lanes
 
 ONE_DIRECTION, SLICES, VOCABULARY, OFFLOAD, TWO_DIRECTIONS, ASYNCHRONOUS = GROUPS = (
     "one direction",
@@ -88,6 +88,11 @@ class System:
     def slices(self) -> bool:
         """Whether its microbatches are cut into slices."""
         return self.group == SLICES
+
+    @property
+    def plain(self) -> bool:
+        """Whether its step has plain passes alone, and an end."""
+        return self.group in (ONE_DIRECTION, TWO_DIRECTIONS)
 
     @property
     def words(self) -> dict[str, Any]:
@@ -204,9 +209,9 @@ def _with_recompute(schedule: Schedule, problem: Problem, waits: Mapping[str, st
 
 def _known_on(problem: Problem) -> str:
     """The end of a message: the systems for the placement of a problem."""
-    step = without_shards(problem)
-    placed = "/".join(map(placements.describe, step.routes))
-    shape = "mirror" if len(step.routes) > 1 else placed.rstrip("0123456789")
+    routes = problem.model_routes
+    placed = "/".join(map(placements.describe, routes))
+    shape = "mirror" if len(routes) > 1 else placed.rstrip("0123456789")
     offloads, sharded = "O" in problem.passes.kinds, "S" in problem.passes.kinds
     known = [entry for entry in SYSTEMS if entry.rounds is None and (offloads or entry.copies is None)]
     special = (sharded, bool(problem.passes.slice.any()))
