@@ -167,8 +167,8 @@ def buckets(
 
 class Shared(Part):
     """The parameters that this rank shares with other ranks of its pipeline. Making it gives them the same values on all
-    ranks, which all make one. exchanged: stages with passes C on this rank. If an earlier part must complete gradients first
-    (those of shards), they are summed after that, at the end of the step. Raises LostRank."""
+    ranks, which all make one. exchanged: stages with passes C on this rank. If an earlier part must complete gradients
+    first, they are summed after that, at the end of the step. Raises LostRank."""
 
     name, any_order = "exchange", True
 

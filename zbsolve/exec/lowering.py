@@ -235,15 +235,15 @@ class _Lowering:
             makers: Sequence[int] = self.makers.get(row, ())
             if not makers and self.weighted[row] and stage in self.made:
                 if (stage, microbatch) not in used:
-                    raise BadInput(f"pass {problem.names[row]}: no edge says which pass gathers its stage's parameters")
+                    raise BadInput(f"pass {problem.names[row]}: no edge says which pass prepares its stage's weights")
                 makers = [used[stage, microbatch]]
             for maker in makers:
                 last[maker] = row
                 used[stage, microbatch] = maker
         released: dict[int, tuple[tuple[str, int], ...]] = {}
         for maker, row in last.items():
-            gather = problem.passes[maker]
-            released[row] = (*released.get(row, ()), (gather.kind, gather.stage))
+            used_last = problem.passes[maker]
+            released[row] = (*released.get(row, ()), (used_last.kind, used_last.stage))
         return released
 
     def _action(self, row: int, **by_order: Any) -> Action:

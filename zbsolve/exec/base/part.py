@@ -78,7 +78,7 @@ class Part:
         return ()
 
     def own_parameters(self) -> Mapping[int, Sequence[tuple[str, nn.Parameter]]]:
-        """Stages beyond the model's (shards of a vocabulary) → the trained parameters of their passes here, by name."""
+        """Stages beyond the model's → the trained parameters of their passes here, by name."""
         return {}
 
     def elsewhere(self) -> Iterable[nn.Parameter]:

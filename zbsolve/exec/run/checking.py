@@ -48,7 +48,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     """Compare the first step with the unsplit model, before any update; if the step updates weights itself, compare these
     with the same rule in one process. Returns the verdict on rank 0 of the first pipeline. All ranks call this. seed: of
     parameters and batches. update: makes an optimizer of parameters. loss: of the step. Gradients are compared whole, even
-    if they are sharded over a mesh. Along data dimensions all pipelines have the same gradients; along others each is
+    if they are spread over a mesh. Along data dimensions all pipelines have the same gradients; along others each is
     compared, and the verdict is the worst one."""
     whole, right, mesh, counts = None, 0.0, pipeline.mesh, None
     what = check.weight if pipeline.view.step.round > 0 else check.gradient

@@ -128,7 +128,7 @@ def bound_over_orders(problem: Problem) -> int:
     It is the longest path of the graph without the order of lanes; and each stream as one machine, whose passes have the
     longest paths before and behind them as heads and tails (Carlier, 1982). Memory is ignored. For the span it is the work
     of the busiest rank. Raises BadInput if another numbering would be another step: microbatches take several routes, or a
-    pass is only for some of them (a gather for two of four, copies of the first one).
+    pass is only for some of them (a collective for two of four, copies of the first one).
     """
     check_numbers(problem)
     if problem.objective != "makespan":
