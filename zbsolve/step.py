@@ -56,10 +56,6 @@ def _placed(placement: str | Spot, problem: Problem) -> str:
     return AUTO if placement == AUTO else "/".join(map(describe, routes_of(placement, problem.ranks)))
 
 
-def _counts(partition: Any, problem: Problem) -> Any:
-    return getattr(partition, "layers", partition)
-
-
 def _of_fields() -> str:
     """The part of the docstring of `Step` that lists its fields."""
     rows = "\n    ".join(f"{step_field.name}: {step_field.words}" for step_field in STEP_FIELDS)
@@ -70,7 +66,7 @@ PLAIN_FIELDS = (
     Field("ranks", MISSING, "of the pipeline", kind=int, told=lambda problem: problem.ranks),
     Field("microbatches", MISSING, "of a step", kind=int, told=lambda problem: problem.microbatches),
     Field("placement", "single", PLACEMENTS, closed="single", told=lambda problem: problem.model_routes, meant=_placed),
-    Field("partition", None, PARTITIONS, read=parse_partition, closed=None, told=attrgetter("layers"), meant=_counts),
+    Field("partition", None, PARTITIONS, read=parse_partition, closed=None, told=attrgetter("layers")),
     Field("memory", None, MEMORY, fixed="ranks have for activations"),
     Field("objective", "makespan", OBJECTIVE, choices=OBJECTIVES, told=lambda problem: problem.objective),
     Field("fused", False, FUSED, kind=bool, told=lambda problem: "BW" in problem.passes.kinds),

@@ -65,8 +65,7 @@ def removed(options: str) -> list[str]:
         return options.split()
     from ..step import STEP_FIELDS
 
-    texts = ((field.option, field.option.replace("--", "--no-", field.kind is bool)) for field in STEP_FIELDS)
-    return [*dict.fromkeys(option for pair in texts for option in pair)]
+    return [*(field.option for field in STEP_FIELDS), "--no-fused", "--no-blocking"]
 
 
 def what_instead(command: str, words: Sequence[str]) -> str:

@@ -116,4 +116,5 @@ def _both(name: str, value: Any, problem: Problem) -> tuple[Any, Any]:
     """The problem's value of an option, and the given value, in a form in which they can be compared."""
     field = FIELDS[name]
     has, wanted = field.told(problem), field.read(value) if isinstance(value, str) else value
-    return field.meant(bool(has) if field.kind is bool else has, problem), field.meant(wanted, problem)
+    has = bool(has) if field.kind is bool else has
+    return field.meant(has, problem), field.meant(getattr(wanted, "layers", wanted), problem)

@@ -16,8 +16,7 @@ from ..features.offload import copy_ratio, is_none
 from ..features.sizes import Batch, batch_of, numbers_of
 from ..features.slices import bound_of_any_slices
 from ..features.table import compared, told, usual
-from ..ilp.bounds.any_choice import bound_over_orders, check_numbers
-from ..ilp.bounds.any_sizes import bound_over_sizes
+from ..ilp.bounds.any_choice import bound_over_orders, bound_over_sizes, check_numbers
 from ..kinds import WORK
 from ..partition.file import Partition
 from ..partition.stage_costs import least_step
@@ -95,11 +94,11 @@ def _fused_saves(profile: Profile, schedule: Schedule) -> float:
 def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
     """Bounds over all choices of an option that was left open: option → placement → µs. Certificates are bounds for one
     choice only."""
-    if step.slices == AUTO:
-        return _bounds_of_slices(profile, step, tried)
     placed = dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers)
     steps = {name: replace(step, placement=name) for name in placed}
     free = replace(profile, capacity=None)
+    if step.slices == AUTO:
+        return {} if step.partition == AUTO else _bounds_of_slices(profile, steps, tried)
     if is_auto(step.order):
         return _least_on_layers(ORDER, steps, tried, lambda plain_step: bound_over_orders(plain_step.problem(free)))
     if is_auto(step.sizes):
@@ -155,15 +154,11 @@ def _bound_of_sizes(profile: Profile, step: Step, batch: Batch, numbers: Sequenc
     return bound_over_sizes(each, batch.sequences, numbers)
 
 
-def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
-    """`_bounds_of_all` over all numbers of slices, and the number from which on steps are longer than the best. {} where
-    the partition is open too."""
+def _bounds_of_slices(profile: Profile, steps: dict[str, Step], tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
+    """`_bounds_of_all` over all numbers of slices, and the number from which on steps are longer than the best."""
     value = min(attempt.value for attempt in tried if attempt.value is not None)
-    if step.partition == AUTO:
-        return {}
     least: dict[str, dict[str, int]] = {SLICES: {}, LONGER: {}}
-    for place in dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers):
-        on_it = replace(step, placement=place)
+    for place, on_it in steps.items():
         whole = replace(usual(all_kept(on_it)), memory=None)
         layers = {attempt.layers for attempt in tried if attempt.layers and attempt.placement.split()[0] == place}
         steps = [replace(whole, partition=each) for each in layers]
