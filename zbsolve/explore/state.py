@@ -201,7 +201,7 @@ def _same(*texts: str) -> tuple[tuple[str, str], ...]:
 
 STEP, MODEL, UNEVEN, MORE, OF_PROFILE = GROUPS = ("Step", "Model", "Uneven stages", "More", "What the profile knows")
 HIDDEN = ((OF_PROFILE,), (MODEL, UNEVEN))  # groups without a profile, and with one
-SYSTEM_NAMES = tuple(entry.name for entry in SYSTEMS if entry.plain)
+SYSTEM_NAMES = tuple(entry.name for entry in SYSTEMS if not entry.feature)
 FEATURES = {field.name: field for field in FIELDS if field.offered}
 CONTROLS: tuple[Slider | Choice, ...] = (
     Slider("ranks", "ranks p", 4, "", 1, 64, 32, 1, STEP),
