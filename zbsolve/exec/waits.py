@@ -72,10 +72,9 @@ class _Together:
 class _Rank:
     """One rank, as its program is read. host: the last call of its host. open: ends of the work enqueued since that call.
     computed: the end of the pass launched last. issued: the last entry in the device's single hardware queue; every
-    later one waits for it. streamed: stream → the end of its last work. reserved: message → what used its
-    memory before. left: source → the messages whose receives are not enqueued yet. begun: pass that only starts work →
-    (when a thread launched the work; None: the host did), its end. prepared: stage → the end of the work that last
-    prepared its weights."""
+    later one waits for it. streamed: stream → the end of its last work. reserved: message → what used its memory
+    before. left: source → the messages whose receives are not enqueued yet. begun: pass that only starts work → (when a
+    thread launched the work; None: the host did), its end. prepared: stage → the end of the last work for its weights."""
 
     def __init__(self, program: Program, together: _Together) -> None:
         self.program, self.together, self.graph = program, together, together.graph

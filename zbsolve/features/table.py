@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..partition.file import Partition
-from ..problem import Problem
 from .attention_exchange import ATTENTION_EXCHANGE
 from .cuts import WHOLE, Cuts
 from .feature import Feature, Field, Named
@@ -57,11 +56,6 @@ def compared(step: Any) -> list[Named]:
     for choices in (feature.choices for feature in COMPARED if feature.choices is not None):
         steps = [(name + more, chosen) for name, before in steps for more, chosen in choices.first(before)]
     return steps
-
-
-def told(problem: Problem) -> dict[str, Any]:
-    """The fields whose choices are all compared, as a problem has them."""
-    return {row.name: row.told(problem) for feature in COMPARED for row in feature.fields}
 
 
 class Seen(NamedTuple):

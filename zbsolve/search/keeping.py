@@ -38,8 +38,7 @@ from .state import State
 
 
 def bound_of_every_choice(profile: Profile, step: Step) -> int:
-    """A lower bound of the step, µs, for every choice of what is kept; of fields whose choices are all compared, the least
-    bound of these.
+    """A lower bound of the step, µs, for every choice of what is kept; the least over choices that are all compared.
 
     Keeping less only adds passes to the step that keeps everything, and a memory limit only excludes schedules. So bounds
     of that step without a memory limit hold (see `least_kept`). If only copies are open, bounds of `bound_over_choices`

@@ -15,7 +15,7 @@ from ..features.keeping import BOTH, all_kept
 from ..features.offload import copy_ratio, is_none
 from ..features.sizes import Batch, batch_of, numbers_of
 from ..features.slices import bound_of_any_slices
-from ..features.table import compared, told, usual
+from ..features.table import COMPARED, compared, usual
 from ..ilp.bounds.any_choice import bound_over_orders, bound_over_sizes, check_numbers
 from ..kinds import WORK
 from ..partition.file import Partition
@@ -197,4 +197,5 @@ def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
 def _on_stages(step: Step, asked: Step, problem: Problem) -> Step:
     """`step` with the placement, layers and compared choices of the problem that was solved. asked: the step of the user."""
     layers = asked.partition if isinstance(asked.partition, Partition) else problem.layers or None
-    return replace(step, placement=problem.model_routes, partition=layers, **told(problem))
+    told = {row.name: row.told(problem) for feature in COMPARED for row in feature.fields}
+    return replace(step, placement=problem.model_routes, partition=layers, **told)

@@ -92,8 +92,7 @@ class Handler:
     before_its_pass: it runs nothing; the next pass of its stage and part does its work. Where that pass does not follow
     directly, a rank that helps it goes on in the meantime.
     ends_with_step: it sums gradients over ranks, and the end of the step tells when it ended.
-    release(state, stage): of a pass that prepares its stage's weights. Called when the last pass has ended that an edge from
-    this one leads to.
+    release(state, stage): its pass prepares weights; called when the last pass has ended that an edge from it leads to.
     settle(state, name, sure): finish the work that pass `name` started, since a pass depends on it or takes the memory that
     it frees. Not sure: only if it is done already.
     ended(state, action): of a pass that only starts work while its rank goes on. Called at the end of the step: waits for

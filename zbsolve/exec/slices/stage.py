@@ -27,8 +27,6 @@ from .comparing import Sequences, compare
 from .cutting import Cutting, SliceLoss, join_sequence
 from .store import SliceStore
 
-ORDER = {"activation": -1, "gradient": 1}  # what a pass takes → it comes after that of the slice before, or of the next one
-
 
 class StageSlices:
     """The slices of a stage's microbatches, numbered as parts (see `cutting`). Where a slice begins follows from the lengths
@@ -195,8 +193,9 @@ def check_slices(graph: Graph, able: Iterable[str]) -> None:
         raise BadInput(f"pass {problem.names[row]}: run knows none of its kind where sequences are cut into slices")
     if len(problem.routes) > 1:
         raise BadInput(f"slices: microbatches follow {len(problem.routes)} routes, and run knows slices on one")
-    for kind, step in ((kind, ORDER[plain.takes]) for kind, plain in PLAIN.items() if plain.takes):
-        for row, this in graph.each(problem.rows(kind)):
+    for kind, plain in PLAIN.items():
+        step = 1 if plain.takes == "gradient" else -1
+        for row, this in graph.each(problem.rows(kind)) if plain.takes else ():
             if graph.training and this.stage < front:
                 raise BadInput(f"pass {this.name}: run knows no slices of a stage that trains nothing")
             if 0 <= this.slice + step < problem.slices:
