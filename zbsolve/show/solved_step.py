@@ -161,8 +161,8 @@ def _bounds_of_slices(profile: Profile, steps: dict[str, Step], tried: Sequence[
     for place, on_it in steps.items():
         whole = replace(usual(all_kept(on_it)), memory=None)
         layers = {attempt.layers for attempt in tried if attempt.layers and attempt.placement.split()[0] == place}
-        steps = [replace(whole, partition=each) for each in layers]
-        known = list(filter(None, (bound_of_any_slices(profile, on_it, each, value) for each in steps)))
+        each_whole = [replace(whole, partition=layer) for layer in layers]
+        known = list(filter(None, (bound_of_any_slices(profile, on_it, each, value) for each in each_whole)))
         if len(known) < len(layers):
             return {}
         least[SLICES][place] = min(row.bound for row in known)
