@@ -75,7 +75,7 @@ class Splits:
         held = _held_at_least(costs.memory)
         each = [(tuple(float(getattr(c, k)) for k in kinds), h) for c, h in zip(costs.layers, held, strict=True)]
         rows = tuple(LayerRow(len(list(same)), *layer) for layer, same in groupby(each))
-        message = round(min(costs.link.message(layer) for layer in costs.layers[:-1] or costs.layers))
+        message = round(costs.least_message(costs.layers[:-1] or costs.layers))
         roles = tuple(tuple(float(getattr(role, k)) for k in kinds) for role in costs.roles)
         return cls(costs.routes[0], costs.microbatches, rows, message, costs.limit, roles)
 
@@ -160,32 +160,58 @@ class Splits:
 
     def covers(self, problem: Problem) -> bool:
         """Whether a problem is the step of one of these splits, or one whose passes take longer or keep more, in no more
-        room."""
+        room. It may have further passes: then the passes of the split alone, each from its start there, are a schedule of
+        the split. For this, one that waits for another in the split must also do so here, directly or by way of further
+        passes (see `_waits`); and what it keeps must lie here until a pass of the split frees it."""
         if len(problem.layers) != self.stages or sum(problem.layers) != self.layers or problem.objective != "makespan":
             return False
         try:
             own = self.problem(problem.layers)
         except Infeasible:  # layers that a file names may not fit the room that it names
             return False
-        if sorted(own.names) != sorted(problem.names):  # with passes of features, stages keep other bytes
+        if not problem.index.keys() >= {*own.names}:
             return False
-        rows, names = np.array([problem.index[name] for name in own.names]), len(own.names)
-        edges, its = own.edges, problem.edges
-        known = dict(zip((its.before * names + its.after).tolist(), its.lag.tolist(), strict=True))
-        wanted = zip((rows[edges.before] * names + rows[edges.after]).tolist(), edges.lag.tolist(), strict=True)
+        rows, edges, its = np.array([problem.index[name] for name in own.names]), own.edges, problem.edges
+        known, longer = _waits(problem, rows), problem.passes.duration[rows] - own.passes.duration
+        ends = zip(rows[edges.before].tolist(), rows[edges.after].tolist(), strict=True)
+        wanted = zip(ends, (edges.lag - longer[edges.before]).tolist(), strict=True)
         rooms = (0,) if self.room is None else self.room
         alone = [[f"compute:{rank}" in streams for rank in range(problem.ranks)] for streams in problem.passes.stream_sets]
         stays = np.all([c[its.before] == c[its.after] for c in (problem.passes.stage, problem.passes.microbatch)], axis=0)
-        kept = np.bincount(its.before, np.where(stays, problem.device_bytes, 0), names)  # until the stage's backward, or W
+        stays &= np.isin(its.after, rows)
+        kept = np.bincount(
+            its.before, np.where(stays, problem.device_bytes, 0), len(problem.passes)
+        )  # until the stage's backward, or W
         return bool(
             (problem.passes.rank[rows] == own.passes.rank).all()
             and np.array(alone)[problem.passes.streams[rows], own.passes.rank].all()
-            and (problem.passes.duration[rows] >= own.passes.duration).all()
-            and all(known.get(pair, -1) >= lag for pair, lag in wanted)
+            and (longer >= 0).all()
+            and all(pair in known and known[pair] >= lag for pair, lag in wanted)
             and (self.room is None or problem.capacity is not None)
             and all(size <= room for size, room in zip(problem.capacity or (0,) * len(rooms), rooms, strict=False))
             and (self.room is None or (kept[rows] >= own.taken).all())
         )
+
+
+def _waits(problem: Problem, rows: Ints) -> dict[tuple[int, int], int]:
+    """(a, b) → the most µs between the end of pass a and the start of pass b, for a in `rows`: the lag of an edge, or a path
+    through passes of microbatches that are not in `rows`."""
+    edges, duration = problem.edges, problem.passes.duration.tolist()
+    between = problem.in_microbatch.copy()
+    between[rows] = False
+    onward, known = dict[int, list[list[int]]](), dict[tuple[int, int], int]()
+    columns = list(zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True))
+    for a, *edge in (edge for edge in columns if between[edge[0]]):
+        onward.setdefault(a, []).append(edge)
+    own = set(rows.tolist())
+    for a, *edge in (edge for edge in columns if edge[0] in own):
+        ways = [edge]
+        while ways:
+            b, lag = ways.pop()
+            if lag > known.get((a, b), -1):
+                known[a, b] = lag
+                ways += [[c, lag + duration[b] + more] for c, more in onward.get(b, ())]
+    return known
 
 
 class Jump(NamedTuple):
