@@ -156,6 +156,21 @@ def test_bounds_know_every_link() -> None:
     assert search.bound == least_step(step.costs(profile), "makespan") == shortest(profile, step, 2) == 4
 
 
+def test_many_stages_have_a_bound_at_once() -> None:
+    """32 stages of unlike layers, for which CP-SAT takes several seconds: the simple bound holds from the start, and is
+    proven again from the file's layers, without CP-SAT; a higher one is not."""
+    one = equal_layers(1).layers[0]
+    layers = tuple(replace(one, F=float(F), BW=2.0 * F) for F in np.random.default_rng(0).integers(800, 1500, 64))
+    step = Step(8, 32, "loop4", "equal", fused=True)
+    costs = step.costs(replace(equal_layers(1), layers=layers, link=Link(20.0, 1e12)))
+    splits = Splits.of(costs)
+    assert splits is not None
+    search = SplitSearch(splits, 10**9)
+    assert search.bound == least_step(costs, "makespan") > 32 * 3 * sum(one.F for one in layers) / 8
+    assert proven_again(splits, search.found, 5.0) == ""
+    assert proven_again(splits, replace(search.found, bound=search.bound + 10**6), 0.5)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_cuts_of_one_split_hold_in_every_other(seed: int) -> None:
     """What the cuts of a split say of itself, and of every other one, is no more than its optimum."""
@@ -394,6 +409,18 @@ def test_bytes_that_go_before_the_backward_make_another_step() -> None:
     early = replace(own, edges=Problem.of(tuple(own.passes), [*plain, *held]).edges)
     assert (early.taken == own.taken).all()
     assert not splits.covers(early)
+
+
+def test_a_step_that_may_keep_less_on_another_split_counts_no_memory() -> None:
+    """The first stage recomputes. It keeps nothing on this split, and so as much as without recompute; on others less."""
+    layers = tuple(replace(one, held_until_W=0 if i == 0 else 5) for i, one in enumerate(equal_layers(3).layers))
+    profile, step = replace(equal_layers(3), layers=layers), Step(2, 2, "single", (1, 2), fused=True, memory="40B,40B")
+    splits = Splits.of(step.costs(profile))
+    assert splits is not None
+    assert splits.covers(step.problem(profile))
+    again = replace(step, recompute="0").problem(profile)
+    assert not splits.covers(again)
+    assert replace(splits, room=None).covers(again)
 
 
 def test_passes_on_streams_of_their_own_make_another_step() -> None:
