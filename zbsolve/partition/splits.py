@@ -152,8 +152,9 @@ class Splits:
     def simple(self) -> int:
         """A lower bound, µs, on the step of every split, from times alone (`least_step`); 0 if layers are very many."""
         fused = len(self.times) == 2
-        times = (([F, 0.0, 0.0, *other] if fused else [F, *other, 0.0]) for F, *other in zip(*self.times, strict=True))
-        layers = tuple(Layer("", *each, 0, 0, 0, 0, message=self.message) for each in times)
+        each: list[tuple[float, float, float, float]]
+        each = [(F, 0.0, 0.0, b[0]) if fused else (F, b[0], b[1], 0.0) for F, *b in zip(*self.times, strict=True)]
+        layers = tuple(Layer("", *times, 0, 0, 0, 0, message=self.message) for times in each)
         costs = StageCosts(layers, NO_LINK, 1.0, (), (), (), (self.ranks,), self.microbatches, None, fused)
         return least_step(costs, "makespan") if self.layers <= MOST_OF_SIMPLE else 0
 
