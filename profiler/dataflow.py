@@ -19,6 +19,7 @@ from zbsolve.exec.base.torch_private import (
     FAKE_REFUSALS,
     FakeTensor,
     FakeTensorMode,
+    convertible,
     fake_log,
     storage_key,
     tree_map,
@@ -148,7 +149,7 @@ def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
     """The model called `spec`, to be built under `mode`. A user's own function also runs under it, so that its layers take
     no memory. Raises BadInput."""
     if ":" in spec and not spec.startswith("hf:"):
-        with mode:
+        with mode, convertible(mode):
             return load(spec, seed)
     return load(spec, seed)
 
