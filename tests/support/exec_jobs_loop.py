@@ -94,7 +94,7 @@ def nonfinite(rank: int, _: None) -> dict[str, Any]:
     norms = [float(runner.clip_grad_norm_(1.0, kind)) for kind in (2.0, math.inf)]
     ways: list[dict[str, Any]] = [{"error_if_nonfinite": True}, {"norm_type": -1.0}]
     said = [refusal(partial(runner.clip_grad_norm_, 1.0, **how), Exception) for how in ways]
-    said.append(refusal(lambda: torch.optim.LBFGS(runner.parameters())))
+    said.append(refusal(lambda: torch.optim.LBFGS([*runner.parameters()]).step(lambda: 0.0)))
     return {"nan": [math.isnan(norm) for norm in norms], "said": said}
 
 

@@ -157,6 +157,8 @@ class Pipeline:
             self._runner.capture()
         places = [part.place for part in self.parts if part.place is not None]
         self.alone, self._clip_watch = self.wires.size == 1 and not places, gradients.ParameterWatch(self.wires.rank)
+        if not self.alone:
+            weakref.finalize(self, gradients.refuse_lbfgs(self.module).remove)
         self.place: int = self.mesh.place if self.mesh is not None else [*places, 0][0]
 
     def _own_part(self, given: Given) -> Own:
@@ -196,6 +198,9 @@ class Pipeline:
         wait = weakref.WeakMethod(self.wait_gradients)
         for concerns in asked(state.parts, "concerns"):
             weakref.finalize(self, optimizers_wait(concerns, wait).remove)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        raise BadInput("a Pipeline cannot be copied: copy its `module` (as AveragedModel(pipeline.module) does)")
 
     @property
     def captured(self) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..util.errors import BadInput, raised
 from .huggingface import Embedding, Head, Layer, with_numbers
-from .huggingface_given import Sample, balance_of, given_to, inner_of, owner_of, without_norm
+from .huggingface_given import Note, Sample, balance_of, given_to, inner_of, owner_of, without_norm
 from .huggingface_halves import copied, halves_of
 from .losses import auxiliary_losses
 from .sides import called, row_of
@@ -31,22 +31,24 @@ def layers_of(model: Any, tokens: Any) -> nn.Sequential:
     tokens: (batch, length) of a microbatch; of an encoder-decoder (the encoder's, the decoder's). Later ones may have more
     rows, and fewer tokens where the model is causal. Raises BadInput for a model that does more than its layers.
     """
-    where = f"layers_of: {type(model).__name__}"
     try:
         base: Any = _without_peft(model)
         if isinstance(base, nn.Sequential):
             return base
         if not hasattr(base, "get_input_embeddings") or not hasattr(base, "config"):
             raise BadInput("no model of transformers, nor an nn.Sequential in one of peft: return its layers in their order")
-        if tokens is None:
-            raise BadInput("its layers depend on the shape of tokens: return (tokens, targets), or layers_of(model, tokens)")
-        rows = _halves(base, *tokens) if getattr(base.config, "is_encoder_decoder", False) else _causal(model, base, tokens)
+        encoded = bool(getattr(base.config, "is_encoder_decoder", False))
+        given = tokens if encoded and isinstance(tokens, tuple) else (tokens,)
+        if len(given) != 1 + encoded or any(getattr(ids, "ndim", 0) != 2 or ids.is_floating_point() for ids in given):
+            both = ", the encoder's and the decoder's" * encoded
+            raise BadInput(f"it needs tokens, whole numbers of shape (batch, length){both}")
+        rows = _halves(_cacheless(base), *given) if encoded else _causal(_cacheless(model), tokens)
         layers = nn.Sequential(OrderedDict(rows))
-        _check_same(model, layers, tokens)
+        _check_same(model, layers, given)
     except BadInput as error:
-        raise BadInput(f"{where}: {error}") from None
+        raise BadInput(f"layers_of: {type(model).__name__}: {error}") from None
     except Exception as error:
-        raise BadInput(f"{where}: its layers cannot be taken apart: {raised(error)}") from error
+        raise BadInput(f"layers_of: {type(model).__name__}: its layers cannot be taken apart: {raised(error)}") from error
     return layers
 
 
@@ -56,11 +58,20 @@ def _without_peft(model: Any) -> Any:
         return model
     for config in model.peft_config.values():
         kind = getattr(config.peft_type, "value", str(config.peft_type))
-        if kind == "ADALORA":
-            raise BadInput("AdaLoRA adds a term of all adapters to the loss, and chooses ranks by all gradients: take LoRA")
         if config.is_prompt_learning and kind not in PROMPTS:
             raise BadInput(f"{kind} gives trained values to every layer at once: take adapters that are in layers")
+        tuners = [cls for cls in type(model.base_model).__mro__ if "forward" in vars(cls)]
+        if not config.is_prompt_learning and tuners[0].__name__ not in ("BaseTuner", "Module"):
+            raise BadInput(f"{kind} does more than its layers, such as a term of all adapters in the loss: take another one")
     return model.get_base_model()
+
+
+def _cacheless(model: Any) -> Any:
+    """A copy with the same parameters and with configs of its own, which ask for no cache."""
+    configs = {id(part.config): copy.deepcopy(part.config) for part in model.modules() if hasattr(part, "config")}
+    for config in configs.values():
+        config.use_cache = False
+    return copied(model, configs)
 
 
 def _halves(base: Any, *tokens: Tensor) -> list[tuple[str, nn.Module]]:
@@ -69,36 +80,52 @@ def _halves(base: Any, *tokens: Tensor) -> list[tuple[str, nn.Module]]:
     return [(name, build()) for name, build in halves_of(base, first, second)[0]]
 
 
-def _causal(model: Any, base: Any, tokens: Tensor) -> Iterator[tuple[str, nn.Module]]:
+def _causal(model: Any, tokens: Tensor) -> Iterator[tuple[str, nn.Module]]:
     """(name, layer) of a causal model."""
-    config = copy.deepcopy(base.config)
-    config.dtype, config.use_cache = base.dtype, False
+    base = _without_peft(model)
+    config: Any = copy.deepcopy(base.config)
+    if not hasattr(config, "num_hidden_layers") or base.get_output_embeddings() is None:
+        raise BadInput("it is of several parts, or has no head that gives logits of words: return its layers in their order")
+    config.dtype = base.dtype
     row, balance = getattr(*owner_of(base, config.num_hidden_layers)), balance_of(base)
-    bare_config = copy.deepcopy(config)
-    bare_config.num_hidden_layers, bare_config.output_router_logits = 0, False
-    instead = {id(row): nn.ModuleList(), id(base.config): bare_config}
     adapters = getattr(model, "peft_config", {}).values()
     virtual = sum(each.num_virtual_tokens for each in adapters if each.is_prompt_learning)
     sample = Sample(tokens.shape[0], tokens.shape[1] + virtual, base.dtype)
-    front = copied(model, instead)
-    bare = without_norm(front.get_base_model() if hasattr(front, "get_base_model") else front)
+
+    def with_row(whole: Any, layers: list[nn.Module], config: Any) -> Any:
+        """The model with these layers and this config."""
+        config.num_hidden_layers, config.output_router_logits = len(layers), False
+        return copied(whole, {id(row): nn.ModuleList(layers), id(base.config): config})
+
+    def given(known: Any, i: int, layer: nn.Module) -> Any:
+        """What the model gives layer i; from the config alone where the model has no numbers."""
+        if _has_numbers(base):
+            return given_to(config, i, layer, sample, known, lambda small, words: with_row(base, [Note(words)], small))
+        return with_numbers(lambda: given_to(config, i, layer, sample))
+
+    front = with_row(model, [], copy.deepcopy(config))
+    bare = without_norm(_without_peft(front))
     if virtual:  # peft's own forward puts the virtual tokens before the others
         front.base_model = inner_of(bare)[1]
     yield "embedding", Embedding(bare, balance, front if virtual else None)
-    given = with_numbers(lambda: [given_to(config, i, layer, sample) for i, layer in enumerate(row)])
+    known: Any = {}
     for i, layer in enumerate(row):
-        yield f"block{i}", Layer(layer, config, given[i], balance)
-    yield "head", Head(copied(base, instead), balance)
+        yield f"block{i}", Layer(layer, config, given(known, i, layer), balance)
+    yield "head", Head(with_row(base, [], copy.deepcopy(config)), balance)
 
 
-def _check_same(model: Any, layers: nn.Sequential, tokens: Any) -> None:
+def _has_numbers(model: nn.Module) -> bool:
+    return not any(p.is_meta or type(p).__name__ == "FakeTensor" for p in model.parameters())
+
+
+def _check_same(model: Any, layers: nn.Sequential, tokens: tuple[Tensor, ...]) -> None:
     """Compare the layers with the model on a few tokens, without dropout. Raises BadInput where they differ."""
-    if any(p.is_meta or type(p).__name__ == "FakeTensor" for p in model.parameters()):
-        return  # there are no numbers to compare
-    few = tuple(ids[:1, :FEW] for ids in tokens) if isinstance(tokens, tuple) else tokens[:1, :FEW]
-    names = dict(zip(("input_ids", "decoder_input_ids"), few if isinstance(few, tuple) else (few,), strict=False))
+    if not _has_numbers(model):
+        return
+    few = tokens if len(tokens) > 1 else (tokens[0][:1, :FEW],)
+    found: Any = few if len(few) > 1 else few[0]
     with _in_eval_mode(model, layers), torch.no_grad(), torch.random.fork_rng(devices=[]), auxiliary_losses():
-        right, found = model(**names, use_cache=False).logits, few
+        right = model(**dict(zip(("input_ids", "decoder_input_ids"), few, strict=False)), use_cache=False).logits
         for layer in layers:
             found = called(layer, found)
     found = row_of(found)
