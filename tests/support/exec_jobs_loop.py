@@ -201,6 +201,7 @@ def refusals(rank: int, _: None) -> list[str]:
         lambda: runner.step(*rows(4), scaler=ShardedGradScaler("cpu", process_group=alone)),
         lambda: runner.step(*rows(5)),
         lambda: runner.step(torch.ones(0, 8), torch.ones(0, 8), uneven=True),
+        lambda: torch.optim.swa_utils.AveragedModel(runner),
     ]
     return [refusal(one) for one in tries]
 

@@ -7,12 +7,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..long_steps.check import RankPart
 from ..models.model import Place
@@ -158,7 +160,8 @@ class Pipeline:
         places = [part.place for part in self.parts if part.place is not None]
         self.alone, self._clip_watch = self.wires.size == 1 and not places, gradients.ParameterWatch(self.wires.rank)
         if not self.alone:
-            weakref.finalize(self, gradients.refuse_lbfgs(self.module).remove)
+            refuse = partial(gradients.refuse_lbfgs, weakref.ref(self.module))
+            weakref.finalize(self, register_optimizer_step_pre_hook(refuse).remove)
         self.place: int = self.mesh.place if self.mesh is not None else [*places, 0][0]
 
     def _own_part(self, given: Given) -> Own:

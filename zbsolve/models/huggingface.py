@@ -314,7 +314,7 @@ def _block(config: Any, like: nn.Module, i: int, given: Given, balance: Balance 
 
 
 def _untied(causal: Any) -> Any:
-    """The model with a separate weight of its output layer: the embedding is another layer, and Model.build ties it again."""
+    """The model with a separate weight in its output layer. The embedding is another layer; Model.build ties it again."""
     output = causal.get_output_embeddings()
     output.weight = nn.Parameter(output.weight.detach().clone())
     return causal
@@ -370,7 +370,8 @@ def causal_model(spec: str, seed: int) -> Model:
     ]
     builders = [partial(typed, build, dtype) for build in builders]
     with torch.device("meta"):
-        names = [builders[end]().token_weight for end in (0, -1)] if tied else []
+        ends: list[Any] = [builders[0](), builders[-1]()] if tied else []
+        names = [end.token_weight for end in ends]
     return language_model(spec, seed, builders, partial(random_tokens, seed, int(config.vocab_size), batch, length), names)
 
 

@@ -205,8 +205,8 @@ Made = dict[tuple[str, Sample], Given]
 
 
 def given_to(config: Any, i: int, layer: nn.Module, sample: Sample, known: Made | None = None, noting: Any = None) -> Given:
-    """The further arguments of layer i. They are found by running the model with a small vocabulary, made from the config; or
-    that of noting(config, words), with a note as its one layer. known: what was found for other layers."""
+    """The further arguments of layer i. They are found by running a model with a small vocabulary, made from the config, or
+    the model that noting(config, words) gives, with a note as its one layer. known: what was found for other layers."""
     known = _given if known is None else known
     small, words = of_eight_words(config), words_of(layer)
     kinds = getattr(config, "layer_types", None)

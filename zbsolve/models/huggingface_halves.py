@@ -165,7 +165,8 @@ def _on_meta(layer: nn.Module) -> nn.Module:
     frozen: so outputs made of parameters are told from zeros."""
     leaves = [leaf for part in layer.modules() for _, leaf in _own(part)]
     like = {id(leaf): leaf.to("meta").detach().requires_grad_(leaf.is_floating_point()) for leaf in leaves}
-    return copied(layer, like)  # type: ignore[no-any-return]
+    result: nn.Module = copied(layer, like)
+    return result
 
 
 def _made(module: Any, shell: Any) -> Any:

@@ -24,12 +24,14 @@ PROMPTS = ("PROMPT_TUNING", "P_TUNING")  # virtual tokens before the embedded on
 
 
 def layers_of(model: Any, tokens: Any) -> nn.Sequential:
-    """The layers of a causal or encoder-decoder model of transformers, also with adapters of peft: an embedding, a layer for
-    each of its own, and a head that gives logits. They share the model's parameters. A model that peft made of an
-    nn.Sequential gives that nn.Sequential.
+    """The layers of a model of transformers, also with adapters of peft, for `Pipeline`: an embedding, a layer for each of
+    its own, and a head that gives logits. They share the model's parameters.
 
+    model: causal, or an encoder-decoder; or what peft made of an nn.Sequential, which is returned.
     tokens: (batch, length) of a microbatch; of an encoder-decoder (the encoder's, the decoder's). Later ones may have more
-    rows, and fewer tokens where the model is causal. Raises BadInput for a model that does more than its layers.
+        rows, and fewer tokens where the model is causal.
+
+    Raises BadInput for a model that does more than its layers.
     """
     try:
         base: Any = _without_peft(model)
@@ -74,23 +76,29 @@ def _cacheless(model: Any) -> Any:
     return copied(model, configs)
 
 
+def _dtype(base: Any) -> torch.dtype:
+    """The type that layers compute in: other weights may have 8 bits."""
+    table: nn.Module = base.get_input_embeddings()
+    return next(table.parameters()).dtype
+
+
 def _halves(base: Any, *tokens: Tensor) -> list[tuple[str, nn.Module]]:
     """(name, layer) of an encoder-decoder."""
-    first, second = (Sample(ids.shape[0], ids.shape[1], base.dtype) for ids in tokens)
+    first, second = (Sample(ids.shape[0], ids.shape[1], _dtype(base)) for ids in tokens)
     return [(name, build()) for name, build in halves_of(base, first, second)[0]]
 
 
 def _causal(model: Any, tokens: Tensor) -> Iterator[tuple[str, nn.Module]]:
     """(name, layer) of a causal model."""
     base = _without_peft(model)
-    config: Any = copy.deepcopy(base.config)
+    config: Any = base.config  # of the copy; the layers have it too
     if not hasattr(config, "num_hidden_layers") or base.get_output_embeddings() is None:
         raise BadInput("it is of several parts, or has no head that gives logits of words: return its layers in their order")
-    config.dtype = base.dtype
+    config.dtype = _dtype(base)
     row, balance = getattr(*owner_of(base, config.num_hidden_layers)), balance_of(base)
     adapters = getattr(model, "peft_config", {}).values()
     virtual = sum(each.num_virtual_tokens for each in adapters if each.is_prompt_learning)
-    sample = Sample(tokens.shape[0], tokens.shape[1] + virtual, base.dtype)
+    sample = Sample(tokens.shape[0], tokens.shape[1] + virtual, config.dtype)
 
     def with_row(whole: Any, layers: list[nn.Module], config: Any) -> Any:
         """The model with these layers and this config."""

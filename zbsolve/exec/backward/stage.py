@@ -161,9 +161,9 @@ class Stage:
         for part in parts:
             x, saved = part.forward(x, target, split=split, seed=seed)
             kept.append(saved)
-        if self.loss is not None and parts and parts[-1] is self.parts[-1]:
-            if (self.unit.dtype, self.unit.device) != (x.dtype, x.device):
-                self.unit = torch.full_like(x, self.share, requires_grad=False)
+        ended = self.loss is not None and parts and parts[-1] is self.parts[-1]
+        if ended and (self.unit.dtype, self.unit.device) != (x.dtype, x.device):
+            self.unit = torch.full_like(x, self.share, requires_grad=False)
         return x, kept
 
     def output(self, x: Any, target: Any, seed: int) -> Any:

@@ -10,8 +10,8 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -216,23 +216,6 @@ FAKE_REFUSALS = (DataDependentOutputException, DynamicOutputShapeException, Unsu
 def fake_log() -> logging.Logger:
     """The logger to which torch writes the traceback of a failure under fake tensors."""
     return logging.getLogger("torch._subclasses.fake_tensor")
-
-
-@contextmanager
-def convertible(mode: FakeTensorMode) -> Iterator[None]:
-    """Inside, modules of this mode may be converted (`to`, `double`). torch swaps their parameters then, and refuses that
-    where something refers to them weakly, as the mode's memo does."""
-    swap = torch.utils.swap_tensors
-
-    def without_memo(a: Tensor, b: Tensor) -> None:
-        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-        swap(a, b)
-
-    torch.utils.swap_tensors = without_memo
-    try:
-        yield
-    finally:
-        torch.utils.swap_tensors = swap
 
 
 # --- Process groups ---

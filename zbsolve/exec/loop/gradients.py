@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...util.errors import BadInput, RunFailed
 from ..base.torch_private import default_group, norms_of, scale_all
@@ -64,7 +63,6 @@ def _gathered(pipeline: OnRank, row: Tensor, group: Any, what: str) -> Tensor:
 
 
 TORCH_CLIP = "torch.nn.utils.clip_grad", "clip_grad_norm_"  # the module, and the function in it
-LBFGS = "LBFGS: it steps by products of all gradients, and a rank has its own: take another optimizer"
 OURS = "torch's clip_grad_norm_ sees this rank's gradients alone, so every rank clips by another norm: call {}"
 NOTHING = (
     "rank {} trains none of its parameters. Of trained ones alone there is no optimizer to make here, as torch refuses an "
@@ -170,17 +168,12 @@ def _clips(frame: Any) -> bool:
     return any((caller.f_globals.get("__name__"), caller.f_code.co_name) == TORCH_CLIP for caller in frames)
 
 
-def refuse_lbfgs(module: nn.Module) -> Any:
-    """Make the step of an LBFGS of these parameters raise BadInput. Returns a handle whose `remove` undoes this."""
-    own = weakref.ref(module)
-
-    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if isinstance(optimizer, torch.optim.LBFGS):
-            ours = {id(p) for p in getattr(own(), "parameters", list)()}
-            if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
-                raise BadInput(LBFGS)
-
-    return register_optimizer_step_pre_hook(before)
+def refuse_lbfgs(module: weakref.ref[nn.Module], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before each step of an optimizer: raise BadInput for an LBFGS of this module's parameters."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        ours = {id(p) for p in getattr(module(), "parameters", list)()}
+        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            raise BadInput("LBFGS: it steps by products of all gradients, and a rank has its own: take another optimizer")
 
 
 def loss_scale(pipeline: OnRank, scaler: Any) -> float:
