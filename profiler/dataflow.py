@@ -146,8 +146,8 @@ def fake_mode() -> FakeTensorMode:
 
 @contextmanager
 def convertible() -> Iterator[None]:
-    """Inside, modules with fake tensors may be converted (`to`, `double`). torch swaps their parameters then. It refuses that
-    where something refers to a tensor weakly, as memos of fake tensors do; its data are replaced in that case."""
+    """Inside, modules with fake tensors may be converted (`to`, `double`). torch swaps their parameters then. Where it
+    refuses that, because memos of fake tensors refer to a tensor weakly, the tensor's data are replaced."""
     swap = torch.utils.swap_tensors
 
     def replaced(parameter: Tensor, other: Tensor) -> None:

@@ -139,7 +139,7 @@ def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple
     (place, layers), walk = lists[0], _Walk(half, memory)
     tokens = stack.get_input_embeddings()
     probes = nn.ModuleList(_Probe(walk, layer) for layer in layers)
-    bare = copied(stack, {id(layers): probes, id(tokens): nn.Identity()})
+    bare = copied(stack, {id(layers): probes, id(tokens): nn.Identity()}, apart=True)
     originals = {name: module for name, module in stack.named_children() if module not in (layers, tokens)}
     for name, module in originals.items():
         getattr(bare, name).register_forward_hook(lambda _, args, y, child=module: walk.module(child, args, y))
@@ -152,11 +152,15 @@ def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple
     return Half(stack, place, tuple(walk.called), tuple(walk.behind)), y
 
 
-def copied(module: Any, instead: dict[int, Any]) -> Any:
+def copied(module: Any, instead: dict[int, Any], apart: bool = False) -> Any:
     """A copy in which some modules are replaced: id → replacement. Configs are shared, since layers compare them. So are
-    meta tensors, which `_made` replaces."""
+    meta tensors, which `_made` replaces. Of a model that is not on the meta device, modules with nothing to replace inside
+    are shared too (not if `apart`): what its owner changes in them later holds for the layers."""
     parts = [*module.modules()]
-    stay = [part.config for part in parts if hasattr(part, "config")] + [leaf for part in parts for _, leaf in _own(part)]
+    leaves = [leaf for part in parts for _, leaf in _own(part)]
+    stay = [part.config for part in parts if hasattr(part, "config")] + leaves
+    if not apart and not any(leaf.is_meta for leaf in leaves):
+        stay += [part for part in parts if instead.keys().isdisjoint(map(id, part.modules()))]
     return copy.deepcopy(module, {id(kept): kept for kept in stay} | instead)
 
 
@@ -165,7 +169,7 @@ def _on_meta(layer: nn.Module) -> nn.Module:
     frozen: so outputs made of parameters are told from zeros."""
     leaves = [leaf for part in layer.modules() for _, leaf in _own(part)]
     like = {id(leaf): leaf.to("meta").detach().requires_grad_(leaf.is_floating_point()) for leaf in leaves}
-    result: nn.Module = copied(layer, like)
+    result: nn.Module = copied(layer, like, apart=True)
     return result
 
 

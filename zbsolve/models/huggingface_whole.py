@@ -25,7 +25,7 @@ PROMPTS = ("PROMPT_TUNING", "P_TUNING")  # virtual tokens before the embedded on
 
 def layers_of(model: Any, tokens: Any) -> nn.Sequential:
     """The layers of a model of transformers, also with adapters of peft, for `Pipeline`: an embedding, a layer for each of
-    its own, and a head that gives logits. They share the model's parameters.
+    its own, and a head that gives logits. They share the model's modules.
 
     model: causal, or an encoder-decoder; or what peft made of an nn.Sequential, which is returned.
     tokens: (batch, length) of a microbatch; of an encoder-decoder (the encoder's, the decoder's). Later ones may have more
@@ -44,8 +44,8 @@ def layers_of(model: Any, tokens: Any) -> nn.Sequential:
         if len(given) != 1 + encoded or any(getattr(ids, "ndim", 0) != 2 or ids.is_floating_point() for ids in given):
             both = ", the encoder's and the decoder's" * encoded
             raise BadInput(f"it needs tokens, whole numbers of shape (batch, length){both}")
-        rows = _halves(_cacheless(base), *given) if encoded else _causal(_cacheless(model), tokens)
-        layers = nn.Sequential(OrderedDict(rows))
+        with _without_cache(base):
+            layers = nn.Sequential(OrderedDict(_halves(base, *given) if encoded else _causal(model, tokens)))
         _check_same(model, layers, given)
     except BadInput as error:
         raise BadInput(f"layers_of: {type(model).__name__}: {error}") from None
@@ -68,12 +68,18 @@ def _without_peft(model: Any) -> Any:
     return model.get_base_model()
 
 
-def _cacheless(model: Any) -> Any:
-    """A copy with the same parameters and with configs of its own, which ask for no cache."""
-    configs = {id(part.config): copy.deepcopy(part.config) for part in model.modules() if hasattr(part, "config")}
-    for config in configs.values():
-        config.use_cache = False
-    return copied(model, configs)
+@contextmanager
+def _without_cache(model: Any) -> Iterator[None]:
+    """Inside, the model's configs ask for no cache."""
+    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}.values()
+    before = [(config, getattr(config, "use_cache", None)) for config in configs]
+    try:
+        for config in configs:
+            config.use_cache = False
+        yield
+    finally:
+        for config, used in before:
+            config.use_cache = used
 
 
 def _dtype(base: Any) -> torch.dtype:
@@ -91,9 +97,9 @@ def _halves(base: Any, *tokens: Tensor) -> list[tuple[str, nn.Module]]:
 def _causal(model: Any, tokens: Tensor) -> Iterator[tuple[str, nn.Module]]:
     """(name, layer) of a causal model."""
     base = _without_peft(model)
-    config: Any = base.config  # of the copy; the layers have it too
-    if not hasattr(config, "num_hidden_layers") or base.get_output_embeddings() is None:
+    if not hasattr(base.config, "num_hidden_layers") or base.get_output_embeddings() is None:
         raise BadInput("it is of several parts, or has no head that gives logits of words: return its layers in their order")
+    config: Any = copy.deepcopy(base.config)
     config.dtype = _dtype(base)
     row, balance = getattr(*owner_of(base, config.num_hidden_layers)), balance_of(base)
     adapters = getattr(model, "peft_config", {}).values()
@@ -118,7 +124,7 @@ def _causal(model: Any, tokens: Tensor) -> Iterator[tuple[str, nn.Module]]:
     yield "embedding", Embedding(bare, balance, front if virtual else None)
     known: Any = {}
     for i, layer in enumerate(row):
-        yield f"block{i}", Layer(layer, config, given(known, i, layer), balance)
+        yield f"block{i}", Layer(layer, base.config, given(known, i, layer), balance)
     yield "head", Head(with_row(base, [], copy.deepcopy(config)), balance)
 
 
