@@ -417,13 +417,14 @@ def test_a_hugging_face_config_becomes_layers(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_whole_model_becomes_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the stand-in. The layers share the model's parameters; another forward than theirs is noticed."""
+    """With the stand-in. The layers share the model's modules; another forward than theirs is noticed."""
     library = _stand_in()
     monkeypatch.setitem(sys.modules, "transformers", library)
     whole, ids = library.Causal(library.TinyConfig()), torch.arange(10).view(2, 5)
     layers = layers_of(whole, ids)
     assert [name for name, _ in layers.named_children()] == ["embedding", "block0", "block1", "block2", "head"]
     assert {*map(id, layers.parameters())} == {*map(id, whole.parameters())}
+    assert [layer.layer for layer in layers[1:-1]] == [*whole.model.layers]
     torch.testing.assert_close(layers(ids.flip(0)), whole(ids.flip(0)).logits)
     assert layers_of(types.SimpleNamespace(get_base_model=lambda: layers, peft_config={}), None) is layers
     for other, tokens, message in (
