@@ -23,7 +23,7 @@ MOST = {
     "benchmarks": 20,
 }
 FEATURES_THERE = 15  # by which these numbers are
-OF_A_FEATURE = {"lines": 78_315, "files": 403, "exec lines": 18_368, "exec files": 1, "options": 1}
+OF_A_FEATURE = {"lines": 200, "files": 3, "exec lines": 100, "exec files": 1, "options": 1}
 
 
 def counted() -> dict[str, int]:
