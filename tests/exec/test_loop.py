@@ -78,11 +78,12 @@ def test_all_ranks_decide_of_a_scaled_step(two: Jobs) -> None:
 
 def test_what_makes_no_sense_is_refused(two: Jobs) -> None:
     for rank in two["refusals"]:
-        alone, lacking, split, empty = rank
+        alone, lacking, split, empty, copied = rank
         assert "GradScaler looks for inf on each rank alone: take torch.distributed.fsdp" in alone
         assert "its process group lacks rank" in lacking
         assert "does not split into 4 microbatches of equal size: pass uneven=True, or a list of microbatches" in split
         assert "has no rows" in empty
+        assert copied == "a Pipeline cannot be copied: copy its `module` (as AveragedModel(pipeline.module) does)"
 
 
 def test_a_step_leaves_the_loop_its_random_numbers(two: Jobs) -> None:

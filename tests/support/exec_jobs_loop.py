@@ -88,7 +88,7 @@ def nonfinite(rank: int, _: None) -> dict[str, Any]:
     norms = [float(runner.clip_grad_norm_(1.0, kind)) for kind in (2.0, math.inf)]
     ways: list[dict[str, Any]] = [{"error_if_nonfinite": True}, {"norm_type": -1.0}]
     said = [refusal(partial(runner.clip_grad_norm_, 1.0, **how), Exception) for how in ways]
-    said.append(refusal(lambda: torch.optim.LBFGS(runner.parameters())))
+    said.append(refusal(lambda: torch.optim.LBFGS([*runner.parameters()]).step(lambda: 0.0)))
     return {"nan": [math.isnan(norm) for norm in norms], "said": said}
 
 
@@ -171,6 +171,7 @@ def refusals(rank: int, _: None) -> list[str]:
         lambda: runner.step(*rows(4), scaler=ShardedGradScaler("cpu", process_group=alone)),
         lambda: runner.step(*rows(5)),
         lambda: runner.step(torch.ones(0, 8), torch.ones(0, 8), uneven=True),
+        lambda: torch.optim.swa_utils.AveragedModel(runner),
     ]
     return [refusal(one) for one in tries]
 
