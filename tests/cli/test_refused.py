@@ -109,6 +109,31 @@ def test_sizes_beyond_all_use(command, line, edited, capsys):
     assert line in refused(capsys, command[0], *files, *command[1:])
 
 
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (
+            ["numbers", "--ranks", "2", "--F", "3ms", "--B", "-3ms", "-o", "-"],
+            "numbers: B '-3ms': a time may not be negative",
+        ),
+        (
+            ["numbers", "--ranks", "2", "--F", "-.5", "--BW", "3ms", "-o", "-"],
+            "numbers: F '-.5': a time may not be negative",
+        ),
+        (["solve", "FILE", *STEP, "--memory", "-1GiB"], "solve: memory '-1GiB': a number of bytes may not be negative"),
+        (
+            ["solve", "FILE", *STEP, "--frontier"],
+            "solve: frontier: no pass holds any bytes, so all limits of memory are alike",
+        ),
+    ],
+)
+def test_numbers_that_are_negative_or_missing(command, line, edited, capsys):
+    """The option that is wrong says so, and no command is named twice."""
+    path = edited(lambda body: [layer.update(held_until_B=0, held_until_W=0) for layer in body["layers"]])
+    said = refused(capsys, *(path if word == "FILE" else word for word in command))
+    assert said.startswith(f"zbsolve {line}")
+
+
 def test_more_processes_than_a_machine_starts():
     pytest.importorskip("torch")
     from profiler import measure
