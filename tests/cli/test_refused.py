@@ -113,7 +113,7 @@ def test_sizes_beyond_all_use(command, line, edited, capsys):
     ("command", "line"),
     [
         (
-            ["numbers", "--ranks", "2", "--F", "3ms", "--B", "-3ms", "-o", "-"],
+            ["numbers", "--ranks", "2", "--F", "3ms", "--B", "-3ms", "--W", "1ms", "-o", "-"],
             "numbers: B '-3ms': a time may not be negative",
         ),
         (
