@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -90,7 +91,7 @@ def entry_point() -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input,
     128 + n ended by signal n."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    words, began = sys.argv[1:] if arguments is None else list(arguments), time.monotonic()
     debug, words = DEBUG in words, [word for word in words if word != DEBUG]
     wanted = next((word for word in words if not word.startswith("-")), "")
     if wanted not in MODELS:
@@ -100,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"zbsolve {wanted}: {instead}", file=sys.stderr)
         return 2
     options = _parsed(root, words)
+    options.began = began
     command: Command = options.command
     try:
         with ends_on_sigterm():
