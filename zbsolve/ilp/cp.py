@@ -95,8 +95,9 @@ def build_cp(problem: Problem, bound: int, limit: int, times: tuple[Ints, Ints] 
         model.new_int_var(head, max(head, horizon - d - tail), "")
         for head, d, tail in zip(least.tolist(), duration, behind.tolist(), strict=True)
     ]
-    pairs = slowing_pairs(problem)
-    most = _most(problem, pairs)
+    pairs, pace = _meeting(problem), np.full(len(duration), WHOLE)
+    np.minimum.at(pace, pairs[:, 0], problem.paces[tuple(problem.passes.kind[pairs.T])])
+    most = (-(-problem.passes.duration * WHOLE // pace)).tolist()
     length = [model.new_int_var(d, long, "") if long > d else d for d, long in zip(duration, most, strict=True)]
     end = [
         s + d if long == d else model.new_int_var(d, horizon, "") for s, d, long in zip(start, duration, most, strict=True)
@@ -127,30 +128,22 @@ def reach(problem: Problem) -> Bools:
     return known > 0
 
 
-def slowing_pairs(problem: Problem) -> list[tuple[int, int]]:
-    """Pairs (i, j) of passes on one rank, neither of which must wait for the other, where one slows the other. None of a
-    problem with very many passes: leaving pairs out only relaxes it."""
+def _meeting(problem: Problem) -> Ints:
+    """Pairs (i, j) of passes on one rank, neither of which must wait for the other, where one slows the other; both ways,
+    shape (pairs, 2). None of a problem with very many passes: leaving pairs out only relaxes it."""
     if not problem.slowdowns or len(problem.passes) > MAX_SLOWED_PASSES:
-        return []
+        return np.zeros((0, 2), np.int64)
     p, ordered = problem.passes, reach(problem)
     slows = problem.paces[p.kind[:, None], p.kind] < WHOLE
     meet = (slows | slows.T) & ~(ordered | ordered.T) & (p.rank[:, None] == p.rank) & (p.streams[:, None] != p.streams)
-    return [(i, j) for i, j in np.argwhere(np.triu(meet, 1)).tolist()]
+    return np.argwhere(meet)
 
 
-def _most(problem: Problem, pairs: list[tuple[int, int]]) -> list[int]:
-    """The most µs that each pass takes beside passes that may slow it."""
-    p, pace = problem.passes, np.full(len(problem.passes), WHOLE)
-    for i, j in (*pairs, *((j, i) for i, j in pairs)):
-        pace[i] = min(pace[i], problem.paces[p.kind[i], p.kind[j]])
-    return (-(-p.duration * WHOLE // pace)).tolist()
-
-
-def _slowed(m: CpModel, length: list[Any], pairs: list[tuple[int, int]], horizon: int) -> None:
+def _slowed(m: CpModel, length: list[Any], pairs: Ints, horizon: int) -> None:
     """A pass loses work while others slow it: passes of one stream in turn, so their losses add up; of several streams at
     least the one that takes most. Passes here may wait for others, so as not to meet them (see `_with_waits`)."""
     p, lost = m.problem.passes, defaultdict[tuple[int, int], list[Any]](list)
-    for i, j in pairs:
+    for i, j in pairs[pairs[:, 0] < pairs[:, 1]].tolist():
         overlap = m.model.new_int_var(0, horizon, "")  # at least the least of these four
         ways = m.end[i] - m.start[j], m.end[j] - m.start[i], length[i], length[j]
         chosen = [m.model.new_bool_var("") for _ in ways]
@@ -167,18 +160,13 @@ def _slowed(m: CpModel, length: list[Any], pairs: list[tuple[int, int]], horizon
 def _with_waits(schedule: Schedule, start: Ints, end: Ints) -> Schedule:
     """The schedule, or a shorter one in which passes that would slow each other wait as they do in the model's solution,
     by syncs. start, end: those of the solution, µs, shape (passes,)."""
-    problem, best = schedule.problem, schedule
-    pairs = [*slowing_pairs(problem), *((j, i) for i, j in slowing_pairs(problem))]
-    apart = np.array([(i, j) for i, j in pairs if start[i] < end[i] <= start[j]], np.int64).reshape(-1, 2).T
-    names = problem.names
-    while True:
-        timeline = schedule.timeline()
-        i, j = apart[:, (timeline.start[apart[1]] < timeline.end[apart[0]])]
-        if not len(i):
-            return best
-        waits = zip((names[row] for row in i.tolist()), (names[row] for row in j.tolist()), strict=True)
+    problem, best, (i, j) = schedule.problem, schedule, _meeting(schedule.problem).T
+    apart = (start[i] < end[i]) & (end[i] <= start[j])
+    while (met := apart & (schedule.timeline().start[j] < schedule.timeline().end[i])).any():
+        waits = [(problem.names[a], problem.names[b]) for a, b in zip(i[met].tolist(), j[met].tolist(), strict=True)]
         schedule = Schedule(problem, schedule.order, (*schedule.syncs, *waits))
         best = min(best, schedule, key=lambda found: found.timeline().value)
+    return best
 
 
 def _streams(m: CpModel) -> None:
