@@ -66,7 +66,7 @@ class CpModel:
     problem: Problem
     model: cp_model.CpModel
     start: list[cp_model.IntVar]
-    end: list[cp_model.LinearExprT]
+    end: list[cp_model.LinearExpr]
     interval: list[cp_model.IntervalVar]
     value: cp_model.IntVar
 
@@ -108,7 +108,6 @@ def build_cp(problem: Problem, bound: int, limit: int, times: tuple[Ints, Ints] 
     _slowed(built, length, pairs, horizon)
     _streams(built)
     _edges(built)
-    _lanes(built)
     _memory(built, horizon)
     if times is None:
         _objective(built, horizon)
@@ -176,17 +175,10 @@ def _streams(m: CpModel) -> None:
 
 
 def _edges(m: CpModel) -> None:
-    """A pass waits for the end of the one before, and for the lag."""
-    edges = m.problem.edges
-    for i, j, lag in zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True):
+    """A pass waits for the end of the one before, and for the lag. Lanes run in table order (symmetry)."""
+    arcs = Precedence.of(m.problem, m.problem.lanes)
+    for i, j, lag in zip(arcs.before.tolist(), arcs.after.tolist(), arcs.lag.tolist(), strict=True):
         m.model.add(m.start[j] >= m.end[i] + lag)
-
-
-def _lanes(m: CpModel) -> None:
-    """Passes of one kind, stage and rank run in table order (symmetry)."""
-    for rows in m.problem.lanes:
-        for i, j in zip(rows.tolist(), rows[1:].tolist(), strict=False):
-            m.model.add(m.start[j] >= m.end[i])
 
 
 def _memory(m: CpModel, horizon: int) -> None:
