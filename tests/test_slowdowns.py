@@ -27,6 +27,8 @@ from zbsolve import (
     verify,
 )
 from zbsolve.greedy.arrays.problem_arrays import arrays_of
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.syncs import with_waits
 from zbsolve.ilp.bounds.bound import ALONE, SLOWED, Bound
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.proof_check import recheck
@@ -200,6 +202,19 @@ def test_cp_sat_counts_slowdowns() -> None:
     assert waiting is not None
     assert verify(waiting.problem, waiting) == ()
     assert waiting.timeline().value == 114 < replace(waiting, syncs=()).timeline().value
+
+
+def test_waits_make_a_step_shorter() -> None:
+    """Of twelve microbatches on two ranks; steps whose passes do not slow each other stay as they are."""
+    plain = with_all_to_alls(pipeline([20, 30], BW=[40, 50], microbatches=12), [15, 25])
+    pairs = (("F", "AF"), ("AF", "F"), ("BW", "AB"), ("AB", "BW"), ("BW", "AF"), ("F", "AB"))
+    schedule = list_schedule(replace(plain, slowdowns=tuple(Slowdown(*pair, 2.0) for pair in pairs)), deepest_first(plain))
+    waiting = with_waits(schedule)
+    assert waiting.order == schedule.order
+    assert set(waiting.syncs) > set(schedule.syncs)
+    assert waiting.timeline().value < schedule.timeline().value
+    assert verify(schedule.problem, waiting) == ()
+    assert with_waits(other := list_schedule(plain, deepest_first(plain))) is other
 
 
 @pytest.mark.parametrize("seed", range(3))

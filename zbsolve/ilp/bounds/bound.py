@@ -63,9 +63,10 @@ def serial_length(problem: Problem) -> int:
     return int(problem.passes.duration.sum() + problem.edges.lag.sum())
 
 
-def value_unit(problem: Problem) -> int:
+def value_unit(problem: Problem, kind: str = "") -> int:
     """A number of µs that divides the value of every schedule: for the makespan the greatest common divisor of all durations
-    and lags, else 1. With slowdowns it is 1: passes may take any time.
+    and lags, else 1. With slowdowns values are arbitrary, but no less than without: so it is 1 for bounds of the kinds that
+    count slowdowns, and holds for the others.
 
     Proof. Passes start as early as possible. So each start is 0, or the end of another pass plus a lag: by an edge, by the
     stream's order, or by a sync (the last two without lag). There is nothing else: a problem has no release times, and
@@ -75,7 +76,7 @@ def value_unit(problem: Problem) -> int:
     For the span nothing is claimed. Its bounds also hold for passes that start later than possible, which may make a rank's
     window shorter by any amount.
     """
-    if problem.objective != "makespan" or problem.slowdowns:
+    if problem.objective != "makespan" or (problem.slowdowns and kind in (WHOLE, STREAMS)):
         return 1
     return max(1, int(np.gcd.reduce(np.concatenate([problem.passes.duration, problem.edges.lag]))))
 
