@@ -111,16 +111,16 @@ def solve_auto(
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
     step = replace(step, partition=step.partition or step.own_partition or "balanced")
+    prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda _: None)
+    check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer, step.objective)
+    ready(isinstance(prefer, Aim))
     began, every, choices = time.monotonic(), step.partition == AUTO, _open(step)
     runs = list(_first_runs(profile, step))
+    bounds = _Bounds(profile, runs if every else (), choices)
     seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
-    prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda _: None)
-    ready(isinstance(prefer, Aim))
-    check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer, step.objective)
     amount = value_clock(seconds, effort, prefer).total
     runner = TaskRunner(options.pop("workers", None), effort is not None, progress=progress)
     told_apart = any(choice.apart for choice in choices), any(choice.compared for choice in choices)
-    bounds = _Bounds(profile, runs if every else (), choices)
     race = Race(runs, amount, runner, options, hint, stop, every, *told_apart)
     ladders = [choice.ladder for choice in choices if choice.ladder is not None]
     with race.until_interrupted():

@@ -34,7 +34,7 @@ def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float
     false.
     """
     value, problem = int(schedule.timeline().value), schedule.problem
-    bound = rounded_up(bound, value_unit(problem))
+    bound = rounded_up(bound, value_unit(problem, bound.kind))
     check_bound(schedule, bound.value, bound.proof)
     if bound.value > value or (problem.ordered and out_of_order(schedule)):
         bound = work_bound(problem)
