@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import networkx
 import numpy as np
 from ortools.sat.python import cp_model
 
@@ -120,11 +121,13 @@ def build_cp(problem: Problem, bound: int, limit: int, times: tuple[Ints, Ints] 
 def reach(problem: Problem) -> Bools:
     """reach[i, j]: j comes after i in every schedule, by edges and lanes; shape (passes, passes)."""
     arcs, count = Precedence.of(problem, problem.lanes), len(problem.passes)
-    known, longer = np.zeros((count, count), np.float32), np.zeros((count, count), np.float32)
-    longer[arcs.before, arcs.after] = 1
-    while (longer != known).any():
-        known, longer = longer, np.minimum(1, longer + longer @ longer)
-    return known > 0
+    graph = networkx.DiGraph(zip(arcs.before.tolist(), arcs.after.tolist(), strict=True))
+    known = np.zeros((count, count), bool)
+    for i in reversed(list(networkx.topological_sort(graph))):
+        for j in graph[i]:
+            known[i] |= known[j]
+            known[i, j] = True
+    return known
 
 
 def _meeting(problem: Problem) -> Ints:
