@@ -11,12 +11,13 @@ import numpy as np
 from ..tables import Bools
 from ..util.errors import BadInput
 from ..util.text import did_you_mean
+from .axes import AXES
 from .cluster import Cluster
-from .costs.layer_costs import Model
 from .engines import Target, engine
-from .layout import BESIDE, LOOP, NAMES, OFFLOADS, SHARDED, SINGLE, VEE, WHOLE, ZERO_STAGES, Layout, named, table_of
+from .layout import BESIDE, LOOP, NAMES, SINGLE, VEE, Layout, named, table_of
+from .profiled_model import Model
 
-NUMBERS = ("dp", "tp", "pp", "chunks", "size", "zero", "slices")
+NUMBERS = ("dp", "tp", "pp", "chunks", "size", "zero", *(name for name in BESIDE if name not in NAMES))
 FIXABLE = (*NUMBERS, *NAMES)
 
 
@@ -105,10 +106,8 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster, only: Only
     Tensor ranks divide the heads and the devices of a node, so their groups stay inside a node. Pipeline ranks divide the
     rest. Stages are no more than layers (embedding and head count as one each), with one on each rank, in loops of up to
     `MAX_CHUNKS` on each rank, or in a V. Sizes of microbatches divide a replica's batch. A profiled model has the tensor
-    ranks and microbatch sizes of its profiles. With several pipeline ranks the vocabulary is whole or sharded over them, and
-    microbatches of one sequence run whole or in slices, where the model has the costs; but ZeRO 2 with a pipeline, whose
-    stages gather parameters, excludes both. Where the cluster has a link to host memory, stages of whole sequences offload
-    none, half or all of what they keep. Raises BadInput where there is no layout.
+    ranks and microbatch sizes of its profiles. All of these have each value of the further fields, as `AXES` says. Raises
+    BadInput where there is no layout.
     """
     if not (1 <= devices <= MOST and 1 <= batch <= MOST):
         raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed, and {MOST} at most")
@@ -118,16 +117,14 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster, only: Only
     if not rows:
         raise BadInput(_no_split(model, devices, batch, cluster))
     table = table_of(rows)
-    if model.shards_vocabulary:
-        table = _with(table, "vocabulary", (WHOLE, SHARDED), ~table.gathers_by_stage)
-    table = _with(table, "slices", (1, *model.slices), (table.size == 1) & ~table.gathers_by_stage)
-    return only.of(table if cluster.copies is None else _with(table, "offload", range(len(OFFLOADS)), table.slices == 1))
+    for axis in AXES:
+        table = _with(table, axis.field, axis.values(model, cluster), axis.able(table))
+    return only.of(table)
 
 
 def _with(table: Layout, field: str, numbers: Sequence[int], able: Bools) -> Layout:
-    """The table with each able layout on several pipeline ranks repeated for every value of the field. On one rank
-    microbatches run one after the other, so the field would change nothing there."""
-    times = np.where((table.pp > 1) & able, len(numbers), 1)
+    """The table with each able layout repeated for every value of the field."""
+    times = np.where(able, len(numbers), 1)
     rows = np.repeat(np.arange(len(times)), times)
     turn = np.arange(len(rows)) - (np.cumsum(times) - times)[rows]
     return table.rows(rows)._replace(**{field: np.array(numbers)[turn]})
@@ -152,8 +149,7 @@ def _layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Iterat
             for chunks, placement in _places(model, pp):
                 for recompute in model.recomputes:
                     for sequence in model.sequence_parallel(tp):
-                        for zero in range(ZERO_STAGES if dp > 1 else 1):
-                            yield Layout(dp, tp, pp, chunks, placement, size, count, recompute, sequence, zero)
+                        yield Layout(dp, tp, pp, chunks, placement, size, count, recompute, sequence)
 
 
 def _splits(model: Model, devices: int, cluster: Cluster) -> Iterator[tuple[int, int, int]]:
