@@ -15,7 +15,6 @@ from zbsolve.features.sharded_vocabulary import on_stages
 from zbsolve.features.slices import widest_slice
 from zbsolve.layer import layer_ranges
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
-from zbsolve.planner.axes import SLICES
 from zbsolve.planner.bounds.layout_rules import dominators
 from zbsolve.planner.candidate import Unsolved, step_of
 from zbsolve.planner.costs.columns import Costs
@@ -35,7 +34,7 @@ from zbsolve.planner.layout import (
     WHOLE,
     table_of,
 )
-from zbsolve.planner.space import layouts
+from zbsolve.planner.space import SLICES, layouts
 from zbsolve.util.errors import BadInput, Infeasible
 
 from ..support.partitions import partitions

@@ -24,12 +24,12 @@ from ..systems.one_direction import interleaved_in_groups, takes_groups
 from ..systems.table import preset, presets_of
 from ..util.errors import Infeasible
 from ..verifier import verify
-from .axes import AXES
 from .cluster import Cluster
 from .costs.layer_formulas import WEIGHT_BYTES, after_exchange, message_rate
 from .costs.rank_costs import model_costs
 from .layout import Layout
 from .profiled_model import Model
+from .space import AXES
 
 
 def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:

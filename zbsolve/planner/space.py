@@ -1,21 +1,30 @@
-"""All legal layouts of a model on a number of devices, and `Only`: which of them a plan considers."""
+"""All legal layouts of a model on a number of devices; `Only`, which of them a plan considers; and `AXES`, the features that
+it chooses from: each is a field of `Layout`, with its values and what they make of a step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..features.cuts import SEQUENCE
+from ..profile.profile import Profile
 from ..tables import Bools
 from ..util.errors import BadInput
 from ..util.text import did_you_mean
-from .axes import AXES
 from .cluster import Cluster
+from .costs.layer_formulas import WEIGHT_BYTES
+from .costs.offload import host_link
+from .costs.sharding import group_link, replicas_of, shards_of
+from .costs.vocabulary_shards import vocabulary_costs
 from .engines import Target, engine
-from .layout import BESIDE, LOOP, NAMES, SINGLE, VEE, Layout, named, table_of
+from .layout import BESIDE, LOOP, NAMES, OFFLOADS, SHARDED, SINGLE, VEE, WHOLE, ZERO_STAGES, Layout, named, table_of
 from .profiled_model import Model
+from .shape import Shape
 
 NUMBERS = ("dp", "tp", "pp", "chunks", "size", "zero", *(name for name in BESIDE if name not in NAMES))
 FIXABLE = (*NUMBERS, *NAMES)
@@ -93,6 +102,84 @@ def _field(part: str) -> tuple[str, int]:
         able = f"one of {', '.join(NAMES[name])}" if name in NAMES else "a number"
         raise BadInput(f"--fix '{part[:40]}': {name} is {able}")
     return name, int(text)
+
+
+# --- Axes: the features that plans choose from ---
+
+
+SLICES = (2, 4, 8, 16)  # numbers of even parts of a sequence, beside 1
+
+
+class Axis(NamedTuple):
+    """One field of layouts. What it costs is in its file in `costs`; bounds read general columns and know no axis.
+
+    field: its name. values: (model, cluster) → the values that a space has, the default first. able: a table → which layouts
+    may have other values than the default. step: a layout → fields of its `Step`. profile: (the profile of a layout's
+    layers, model, layout, cluster) → that profile with what the layout's value needs. Raises BadInput.
+    """
+
+    field: str
+    values: Callable[[Model, Cluster], Sequence[int]]
+    able: Callable[[Layout], Bools]
+    step: Callable[[Layout], Mapping[str, Any]]
+    profile: Callable[[Profile, Model, Layout, Cluster], Profile]
+
+
+def _of_replicas(profile: Profile, model: Model, layout: Layout, cluster: Cluster) -> Profile:
+    """`shard_link` gives the times of C, or of AG and RS; then stages hold whole states, which the step shards."""
+    profile = replace(profile, shard_link=group_link(layout, cluster))
+    if shards_of(layout) == 1:
+        return profile
+    return replace(profile, states=sum(model.state_parts) / WEIGHT_BYTES, gradients=model.state_parts[1] / WEIGHT_BYTES)
+
+
+def _with_shards(profile: Profile, model: Model, layout: Layout, cluster: Cluster) -> Profile:
+    return replace(profile, vocabulary=vocabulary_costs(model, layout, cluster)) if layout.vocabulary else profile
+
+
+def _in_slices(profile: Profile, model: Model, layout: Layout, cluster: Cluster) -> Profile:
+    return replace(profile, facts={**profile.facts, SEQUENCE: model.sequence}) if layout.slices > 1 else profile
+
+
+def _with_host(profile: Profile, model: Model, layout: Layout, cluster: Cluster) -> Profile:
+    return replace(profile, host=host_link(cluster)) if layout.offload else profile
+
+
+# In the order in which the table of a space repeats its rows. On one pipeline rank microbatches run one after the other, so
+# the last three would change nothing there. ZeRO 2 with a pipeline, whose stages gather parameters, excludes two of them.
+AXES = (
+    Axis(
+        "zero",
+        lambda model, cluster: range(ZERO_STAGES),
+        lambda table: np.asarray(table.dp) > 1,
+        lambda layout: {"replicas": replicas_of(layout), "shards": shards_of(layout)},
+        _of_replicas,
+    ),
+    Axis(
+        "vocabulary",
+        lambda model, cluster: (WHOLE, SHARDED) if isinstance(model, Shape) else (WHOLE,),  # else no plan knows its costs
+        lambda table: (table.pp > 1) & ~table.gathers_by_stage,
+        lambda layout: {"vocabulary": "sharded" if layout.vocabulary else None},
+        _with_shards,
+    ),
+    Axis(
+        "slices",
+        lambda model, cluster: (1, *(n for n in SLICES if model.sequence % n == 0)) if isinstance(model, Shape) else (1,),
+        lambda table: (table.pp > 1) & (table.size == 1) & ~table.gathers_by_stage,
+        lambda layout: {"slices": int(layout.slices)},
+        _in_slices,
+    ),
+    Axis(
+        "offload",
+        lambda model, cluster: range(len(OFFLOADS)) if cluster.copies else (0,),
+        lambda table: (table.pp > 1) & (table.slices == 1),
+        lambda layout: {"offload": OFFLOADS[int(layout.offload)]},
+        _with_host,
+    ),
+)
+
+
+# --- All layouts ---
 
 
 MAX_CHUNKS = 12  # most stages on a rank
