@@ -133,18 +133,6 @@ def _of_replicas(profile: Profile, model: Model, layout: Layout, cluster: Cluste
     return replace(profile, states=sum(model.state_parts) / WEIGHT_BYTES, gradients=model.state_parts[1] / WEIGHT_BYTES)
 
 
-def _with_shards(profile: Profile, model: Model, layout: Layout, cluster: Cluster) -> Profile:
-    return replace(profile, vocabulary=vocabulary_costs(model, layout, cluster)) if layout.vocabulary else profile
-
-
-def _in_slices(profile: Profile, model: Model, layout: Layout, cluster: Cluster) -> Profile:
-    return replace(profile, facts={**profile.facts, SEQUENCE: model.sequence}) if layout.slices > 1 else profile
-
-
-def _with_host(profile: Profile, model: Model, layout: Layout, cluster: Cluster) -> Profile:
-    return replace(profile, host=host_link(cluster)) if layout.offload else profile
-
-
 # In the order in which the table of a space repeats its rows. On one pipeline rank microbatches run one after the other, so
 # the last three would change nothing there. ZeRO 2 with a pipeline, whose stages gather parameters, excludes two of them.
 AXES = (
@@ -160,21 +148,23 @@ AXES = (
         lambda model, cluster: (WHOLE, SHARDED) if isinstance(model, Shape) else (WHOLE,),  # else no plan knows its costs
         lambda table: (table.pp > 1) & ~table.gathers_by_stage,
         lambda layout: {"vocabulary": "sharded" if layout.vocabulary else None},
-        _with_shards,
+        lambda profile, *of: replace(profile, vocabulary=vocabulary_costs(*of)) if of[1].vocabulary else profile,
     ),
     Axis(
         "slices",
         lambda model, cluster: (1, *(n for n in SLICES if model.sequence % n == 0)) if isinstance(model, Shape) else (1,),
         lambda table: (table.pp > 1) & (table.size == 1) & ~table.gathers_by_stage,
         lambda layout: {"slices": int(layout.slices)},
-        _in_slices,
+        lambda profile, model, layout, _: (
+            replace(profile, facts={**profile.facts, SEQUENCE: model.sequence}) if layout.slices > 1 else profile
+        ),
     ),
     Axis(
         "offload",
         lambda model, cluster: range(len(OFFLOADS)) if cluster.copies else (0,),
         lambda table: (table.pp > 1) & (table.slices == 1),
         lambda layout: {"offload": OFFLOADS[int(layout.offload)]},
-        _with_host,
+        lambda profile, _, layout, cluster: replace(profile, host=host_link(cluster)) if layout.offload else profile,
     ),
 )
 

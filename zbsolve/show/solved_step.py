@@ -15,13 +15,14 @@ from ..features.keeping import BOTH
 from ..features.offload import NO_OFFLOAD, copy_ratio, is_none
 from ..features.sharded_vocabulary import vocabularies, vocabulary_of
 from ..features.sizes import Batch, batch_of, numbers_of
+from ..features.slices import stage_errors_note
 from ..ilp.bounds.any_choice import bound_over_orders, check_numbers
 from ..ilp.bounds.any_sizes import bound_over_sizes
 from ..kinds import WORK
 from ..partition.file import Partition
 from ..partition.stage_costs import least_step
 from ..problem import Problem
-from ..profile.doubtful import rounding_note, stage_errors_note
+from ..profile.doubtful import rounding_note
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..search.auto import Tried
