@@ -85,7 +85,7 @@ class Profile:
     tied: (bytes, layer numbers) of each parameter that several layers hold: a rank with several of them holds it once.
     shard_link: between the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the
         pipeline's is used.
-    host: between a device and its node's host memory; None: not known, so nothing can be offloaded.
+    host: between a device and its node's host memory; None: not known, so nothing can be copied there.
     microbatch_factors: by which factor each microbatch is larger than the layers say, in times, bytes and messages; steps
         must have that many microbatches; (): all are equal. A run's factors are only of its times: its messages were
         measured themselves, and are not scaled (fact `messages_alike`).
