@@ -17,10 +17,10 @@ from ..support.house import MODULES
 
 # Feature → how a condition names it; the files that are its own; how many other files have such a condition.
 FEATURES = {
-    "vocabulary": (r"vocab|BARRIERS", r"vocab", 10),
-    "slices": (r"\bslices\b|sliced|\bcuts\b", r"slice|cuts", 28),
-    "offload": (r"offload", r"offload", 6),
-    "sharding": (r"\bshards\b|\bshard_|sharded|gathers", r"shard", 11),
+    "vocabulary": (r"vocab|BARRIERS", r"vocab", 7),
+    "slices": (r"\bslices\b|sliced|\bcuts\b", r"slice|cuts", 20),
+    "offload": (r"offload", r"offload", 5),
+    "sharding": (r"\bshards\b|\bshard_|sharded|gathers", r"shard", 8),
     "recompute": (r"recompute", r"recompute", 10),
     "attention exchange": (r"attention_exchange", r"attention", 4),
     "replicas": (r"\breplicas\b", r"replica", 11),
