@@ -197,7 +197,8 @@ def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tupl
     """All numbers that a step's time and memory grow with. Exchanges and updates are proportional to a rank's parameters."""
     behind = exchange_pass(1.0, layout, cluster), update(1.0, layout, cluster, model.update_us)
     layers_of = model_costs(model, layout, cluster)
-    layers = (*layers_of.first, *layers_of.block, *layers_of.last, layers_of.rest_kept)
+    rows = (layer._asdict().items() for layer in (layers_of.first, layers_of.block, layers_of.last))
+    layers = [*(size for row in rows for name, size in row if name != "parts"), layers_of.rest_kept]  # `GROUP` has these
     several = layout.parts > 1
     sizes = (*layers, costs.sent, *behind, layers_of.states, costs.waiting, *costs.common)
     return (*sizes, *(-1 * several * layer for layer in layers))
