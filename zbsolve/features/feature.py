@@ -42,6 +42,7 @@ class Field:
     read: the option's text → the value; raises BadInput.
     closed: the simplest value, if the search may decide the field ("auto"); or a function step → this value.
     told: problem → the value that its passes show; None where they do not show it.
+    meant: (value, problem) → what the value means there, to compare it with the problem's.
     untold: what the feature's passes do not show, in words, where that is the value.
     fixed: for fields that a problem's file does not show: what of the problem the option would change, in words.
     offered: further values, as text, that a page lets users choose from.
@@ -56,6 +57,7 @@ class Field:
     read: Callable[[str], Any] = lambda text: text
     closed: Any = NOT_OPEN
     told: Callable[[Problem], Any] = lambda problem: None
+    meant: Callable[[Any, Problem], Any] = lambda value, problem: value
     untold: str = ""
     fixed: str = ""
     offered: tuple[str, ...] = ()
@@ -157,6 +159,7 @@ class Feature:
     note: (step, profile) → a line on what the profile does not know of the feature; or "".
     doubt: profile → a line on what is doubtful in the feature's costs there; or "".
     beside: field of another feature → its value beside the simplest values of this one's fields.
+    usual: 1F1B, with which other schedules are compared, is of a step with it too.
     """
 
     name: str
@@ -172,6 +175,7 @@ class Feature:
     note: Callable[[Any, Any], str] = lambda step, profile: ""
     doubt: Callable[[Any], str] = lambda profile: ""
     beside: Mapping[str, Any] = field(default_factory=dict)
+    usual: bool = True
 
     def closed(self, step: Any) -> Mapping[str, Any]:
         """The simplest values of its fields that a step leaves open, and what others have beside these; by name."""
