@@ -179,9 +179,9 @@ def measure_links(
     started: Ends | None = None,
 ) -> Survey:
     """The pairs of torchrun's ranks, and all of them together, if a process group exists (rank 0 calls this and the others
-    `survey`); else, or if `group` has one rank, a pair of processes. group: the pipeline's; None: all ranks. sizes: of the
-    collectives of a sharded vocabulary; None: not measured. device: this rank's. started: the processes; None: they are
-    started here. Raises RunFailed if it takes longer than `timeout` seconds."""
+    `survey`); else, or if `group` has one rank, a pair of processes. group: the pipeline's; None: all ranks. sizes: as
+    `measured_collectives` takes them. device: this rank's. started: the processes; None: they are started here. Raises
+    RunFailed if it takes longer than `timeout` seconds."""
     if with_others(group):
         seen = survey(timeout, device, group, sizes)
         assert seen is not None

@@ -17,10 +17,10 @@ from ..support.house import MODULES
 
 # Feature → how a condition names it; the files that are its own; how many other files have such a condition.
 FEATURES = {
-    "vocabulary": (r"vocab|BARRIERS", r"vocab", 8),
-    "slices": (r"\bslices\b|sliced|\bcuts\b", r"slice|cuts", 24),
-    "offload": (r"offload", r"offload", 4),
-    "sharding": (r"\bshards\b|\bshard_|sharded|gathers", r"shard", 10),
+    "vocabulary": (r"vocab|BARRIERS", r"vocab", 5),
+    "slices": (r"\bslices\b|sliced|\bcuts\b", r"slice|cuts", 16),
+    "offload": (r"offload", r"offload", 3),
+    "sharding": (r"\bshards\b|\bshard_|sharded|gathers", r"shard", 7),
     "recompute": (r"recompute", r"recompute", 8),
     "attention exchange": (r"attention_exchange", r"attention", 4),
     "replicas": (r"\breplicas\b", r"replica", 11),

@@ -29,7 +29,7 @@ from zbsolve.partition.by_name import (
 from zbsolve.partition.cuts import alpa, balanced, balanced_ranks, equal, spans, submeshes
 from zbsolve.partition.file import Partition, mesh_partitions, on_devices, parse_partition, spread_over
 from zbsolve.partition.stage_costs import StageCosts, least_step
-from zbsolve.partition.stage_memory import Shard, StageMemory
+from zbsolve.partition.stage_memory import Common, StageMemory
 from zbsolve.placement import parse_routes
 from zbsolve.show.profile_report import partitions_as_text
 from zbsolve.util.text import counted
@@ -383,7 +383,7 @@ def test_the_bound_of_every_partition_counts_shards_of_a_vocabulary(placement: s
         costs = Vocabulary(*times, broadcast=1, reduce=1, barriers=barriers)
         found = [solve_cp(with_vocabulary(one, costs), None, 0, 20.0, effort=3.0).schedule for one in problems]
         best = min(one.timeline().value for one in found if one is not None)
-        parts = StageCosts.of(profile, routes, m, vocabulary=Shard(S, T, barriers))
+        parts = StageCosts.of(profile, routes, m, common=Common(S, T, barriers))
         whole = least_step(costs_of(profile, placement, ranks, m), "makespan")
         assert whole + m * (S - 1) <= least_step(parts, "makespan") <= best
 

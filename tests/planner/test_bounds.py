@@ -17,11 +17,24 @@ from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, layout_pro
 from zbsolve.planner.bounds.bound_row import chain_bounds
 from zbsolve.planner.bounds.layout_rules import MEMORY, NEVER, RULES, pipeline_bounds, work_bounds
 from zbsolve.planner.candidate import Unsolved, step_of
+from zbsolve.planner.costs.columns import Common, Costs, Exchanges, Part
 from zbsolve.planner.costs.layer_formulas import Times
-from zbsolve.planner.costs.least_parts import Exchanges, Slices, copies_of, kept_of, replicas_of, shards_of
-from zbsolve.planner.costs.rank_costs import Costs, costs_of, gathered_of, least_bytes
-from zbsolve.planner.costs.vocabulary_shards import Shards
-from zbsolve.planner.layout import FULL, FULL_OFFLOAD, HALF_OFFLOAD, LOOP, SELECTIVE, SHARDED, SINGLE, VEE, WHOLE, table_of
+from zbsolve.planner.costs.offload import copies_of, kept_of
+from zbsolve.planner.costs.rank_costs import costs_of, least_bytes
+from zbsolve.planner.costs.sharding import gathered_of, replicas_of, shards_of
+from zbsolve.planner.layout import (
+    FULL,
+    FULL_OFFLOAD,
+    HALF_OFFLOAD,
+    LOOP,
+    NO_OFFLOAD,
+    SELECTIVE,
+    SHARDED,
+    SINGLE,
+    VEE,
+    WHOLE,
+    table_of,
+)
 from zbsolve.planner.space import layouts
 from zbsolve.verifier import verify
 
@@ -88,17 +101,17 @@ def with_random_vocabulary(rng: np.random.Generator, profile: Profile, ranks: in
     return replace(profile, vocabulary=costs)
 
 
-def shards_of_profile(profile: Profile) -> Shards:
+def shards_of_profile(profile: Profile) -> Common:
     """Of the only row of its vocabulary; zeros where there is none."""
     costs = profile.vocabulary
     if costs is None:
-        return Shards(*[np.array([0])] * len(Shards._fields))
+        return Common(*[np.array([0])] * len(Common._fields))
     row = costs.shards[0]
     one, sent = row.one, row.broadcast
     gap, held = 2 * sent + one.S + row.statistics, 2 * costs.hidden_bytes + one.held
     states, pending = profile.states * row.parameter_bytes, costs.hidden_bytes + one.held
     columns = one.S, one.T, gap, row.lookup + sent, states, one.transient, held, pending
-    return Shards(*(np.array([int(x)]) for x in columns))
+    return Common(*(np.array([int(x)]) for x in columns))
 
 
 def exchanges_of_profile(profile: Profile, layout: Layout) -> Exchanges:
@@ -129,13 +142,15 @@ def costs_of_profile(profile: Profile, layout: Layout) -> Costs:
     table, host = table_of([layout]), profile.host
     cluster = A100 if host is None else replace(A100, copies=Link(host.latency, host.d2h_both))
     most = sum(one.held_until_B + one.held_until_W for one in profile.layers)
-    always, *sometimes = (int(one[0]) for one in gathered_of(GRADIENTS, table))
+    always, *sometimes = (
+        int(one[0]) for one in gathered_of(GRADIENTS.state_parts[1] / 2, table, table.offload == NO_OFFLOAD)
+    )
     states = [(profile.states / shards_of(layout) + always) * one.parameter_bytes for one in (block, first)]
     away = host.memory if host and host.memory and layout.offload else 0
     gathered = row(*(one * block.parameter_bytes for one in sometimes), away)
     sizes = row(profile.link.latency, *states), row(block.transient, 2 * block.output_bytes)
     chain = first.F + (len(profile.layers) - 2) * (block.F + block.B) + last.F + last.B
-    part = Slices(*row(block.F, block.B, first.F, profile.link.latency, chain, block.F, block.B))
+    part = Part(*row(block.F, block.B, first.F, profile.link.latency, chain, block.F, block.B))
     ends = shard, *row(1), part, copies_of(*held, most, table, cluster), exchanges_of_profile(profile, layout)
     kept = kept_of(*held, pending, table)
     return Costs(len(profile.layers) - 2, *times, *sizes[0], bool(profile.tied), kept, *sizes[1], *ends, *gathered)
@@ -235,15 +250,15 @@ def test_gathers_come_before_the_first_pass_and_take_memory() -> None:
     assert costs.states[0] == 18 * shape.matrices // 8 + 6 * shape.matrices
     bound, exchange = int(pipeline_bounds(costs, table, None)[0][0]), costs.exchange
     without = costs._replace(exchange=type(exchange)(*(0 * one for one in exchange)))
-    assert bound >= 64 * 5 * int(costs.block.work[0]) + 5 * int((exchange.gather + exchange.block)[0])
-    assert bound >= int(pipeline_bounds(without, table, None)[0][0]) + int((exchange.table_gather + exchange.least)[0])
+    assert bound >= 64 * 5 * int(costs.block.work[0]) + 5 * int((exchange.before + exchange.block)[0])
+    assert bound >= int(pipeline_bounds(without, table, None)[0][0]) + int((exchange.table_before + exchange.least)[0])
     several = table_of([layout._replace(chunks=2, placement=LOOP)])
     costs = costs_of(shape, several, cluster)
     assert costs.states[0] == 18 * shape.matrices // 8
-    assert costs.gathered[0] == 2 * shape.matrices
-    assert costs.unreduced[0] == 4 * shape.matrices
-    reduced = costs._replace(unreduced=0 * costs.unreduced)  # gradients are there for no time
-    kept = reduced._replace(gathered=0 * costs.gathered)  # nor are parameters
+    assert costs.from_F[0] == 2 * shape.matrices
+    assert costs.from_B[0] == 4 * shape.matrices
+    reduced = costs._replace(from_B=0 * costs.from_B)  # gradients are there for no time
+    kept = reduced._replace(from_F=0 * costs.from_F)  # nor are parameters
     little, more = ([int(pipeline_bounds(one, several, size)[0][0]) for one in (costs, reduced, kept)] for size in LITTLE)
     assert little[0] == NEVER < little[2] < 0.9 * little[1]
     assert more[0] > 1.4 * more[1] > 1.4 * more[2]
@@ -322,7 +337,7 @@ def test_no_schedule_in_slices_is_below_the_bound() -> None:
             continue
         passes = costs.blocks * costs.block.work + costs.embedding.work + costs.head.work
         messages = 2 * (layout.stages - 1 - (layout.placement == VEE)) * costs.sent
-        shards = layout.pp * (costs.shard.S + costs.shard.T)
+        shards = layout.pp * (costs.common.S + costs.common.T)
         assert problem.passes.duration[problem.computing].sum() == layout.count * int((passes + messages + shards)[0])
         assert 0 < bound <= schedule.timeline().makespan
         solved += 1
@@ -345,7 +360,7 @@ def test_what_is_copied_is_held_while_its_passes_and_copies_run() -> None:
     costs = costs_of(shape, table, cluster)
     found, rule = pipeline_bounds(costs, table, cluster.memory)
     held = costs.block.F[0] + costs.block.B[0] + costs.copies.out[0] + costs.copies.back[0]
-    room = cluster.memory - 10 * costs.states[0] - costs.shard.states[0]
+    room = cluster.memory - 10 * costs.states[0] - costs.common.states[0]
     assert found[0] >= 64 * 50 * held / (room // costs.kept.copied[0])
     assert RULES[rule[0]] == MEMORY
     assert found[0] > 1.5 * pipeline_bounds(costs, table, None)[0][0]
@@ -391,7 +406,7 @@ def test_weights_wait_behind_the_last_backward_as_far_as_memory_goes() -> None:
     table = table_of([Layout(4, 1, 16, 1, SINGLE, 1, 128, zero=1, vocabulary=SHARDED, offload=FULL_OFFLOAD)])
     costs = costs_of(shape, table, cluster)
     found, rule = pipeline_bounds(costs, table, cluster.memory)
-    block, shard, sent = Times(*(int(one[0]) for one in costs.block)), costs.shard, int(costs.sent[0])
+    block, shard, sent = Times(*(int(one[0]) for one in costs.block)), costs.common, int(costs.sent[0])
     room = cluster.memory - 5 * costs.states[0] - shard.states[0]
     waits = room // costs.kept.pending[0] * block.W + 128 * shard.T[0]
     work = 128 * (5 * block.work + 2 * sent + shard.S[0] + shard.T[0])
@@ -439,7 +454,7 @@ def test_what_stays_is_held_while_what_stays_behind_it_runs() -> None:
     found, rule = pipeline_bounds(costs, table, cluster.memory)
     passes = int(costs.block.F[0] + costs.block.B[0])
     held = passes + int(costs.copies.out[0] + costs.copies.back[0])
-    room = cluster.memory - 10 * costs.states[0] - costs.shard.states[0] - costs.shard.transient[0] - 4 * costs.waiting[0]
+    room = cluster.memory - 10 * costs.states[0] - costs.common.states[0] - costs.common.transient[0] - 4 * costs.waiting[0]
     least = min((80 - stay) ** 2 / 16 * held + passes * stay * (stay + 1) / 2 for stay in range(81))
     assert found[0] >= 64 * least / (8 * room / costs.kept.copied[0])
     assert RULES[rule[0]] == MEMORY
@@ -473,8 +488,8 @@ def test_a_stage_keeps_each_slice_until_it_comes_back() -> None:
     costs = costs_of(shape, table, cluster)
     found, rule = pipeline_bounds(costs, table, cluster.memory)
     F, B, W = (int(one[0]) for one in costs.block)
-    room = cluster.memory - 3 * costs.states[0] - costs.shard.states[0] - costs.shard.transient[0] - 2 * costs.waiting[0]
-    way = 96 * (F + B) / 4 + 2 * 31 * costs.part.sent[0] + costs.shard.gap[0] - 2 * 32
+    room = cluster.memory - 3 * costs.states[0] - costs.common.states[0] - costs.common.transient[0] - 2 * costs.waiting[0]
+    way = 96 * (F + B) / 4 + 2 * 31 * costs.part.sent[0] + costs.common.gap[0] - 2 * 32
     held = 96 * 3 * way / (room / costs.kept.stays[0])
     assert found[0] >= min(held, 96 * 4 * (F + B + W))
     assert held > 1.05 * pipeline_bounds(costs, table, None)[0][0]
@@ -524,7 +539,7 @@ def test_a_rank_with_room_for_little_idles_at_both_ends(placement: int) -> None:
     table = table_of([Layout(8, 1, 8, 2, placement, 1, 64, zero=1, vocabulary=SHARDED)])
     costs = costs_of(shape, table, cluster)
     found, rule = pipeline_bounds(costs, table, cluster.memory)
-    block, shard, sent = Times(*(int(one[0]) for one in costs.block)), costs.shard, int(costs.sent[0])
+    block, shard, sent = Times(*(int(one[0]) for one in costs.block)), costs.common, int(costs.sent[0])
     room = cluster.memory - 6 * costs.states[0] - shard.states[0] - shard.transient[0] - 4 * costs.waiting[0]
     fits = (room - max(0, costs.transient[0] - shard.transient[0])) // costs.kept.stays[0]
     turns, gap = 15 - (placement == VEE), int(shard.gap[0])

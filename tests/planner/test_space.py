@@ -17,9 +17,10 @@ from zbsolve.layer import layer_ranges
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.layout_rules import dominators
 from zbsolve.planner.candidate import Unsolved, step_of
+from zbsolve.planner.costs.columns import Costs
 from zbsolve.planner.costs.layer_formulas import after_exchange
-from zbsolve.planner.costs.least_parts import shards_of
-from zbsolve.planner.costs.rank_costs import Costs, costs_of, fullest, least_bytes, roles
+from zbsolve.planner.costs.rank_costs import costs_of, fullest, least_bytes, roles
+from zbsolve.planner.costs.sharding import shards_of
 from zbsolve.planner.layout import (
     FULL,
     LOOP,
@@ -33,8 +34,7 @@ from zbsolve.planner.layout import (
     WHOLE,
     table_of,
 )
-from zbsolve.planner.shape import SLICES
-from zbsolve.planner.space import layouts
+from zbsolve.planner.space import SLICES, layouts
 from zbsolve.util.errors import BadInput, Infeasible
 
 from ..support.partitions import partitions
@@ -202,7 +202,7 @@ def test_costs_are_those_of_the_profiles() -> None:
     for i in np.random.default_rng(1).choice(len(table.dp), 40, replace=False).tolist():
         profile, slices = layout_profile(SMALL, table.row(i), A100), int(table.slices[i])
         part = widest_slice(profile, cuts_of(slices, profile.layers))
-        shard, costs_of_shard = costs.shard, part.vocabulary
+        shard, costs_of_shard = costs.common, part.vocabulary
         assert (costs_of_shard is None) == (table.vocabulary[i] == WHOLE)
         if costs_of_shard is not None:
             profile, _ = on_stages(profile, "sharded", int(table.pp[i]))
@@ -227,7 +227,7 @@ def test_costs_are_those_of_the_profiles() -> None:
         beside, layout = 0.0, table.row(i)
         if layout.gathers_by_stage:  # parameters, and twice as many bytes of gradients
             beside = {NO_OFFLOAD: 3.0}.get(layout.offload, 1.0) if layout.placement == SINGLE else 0.0
-            assert costs.gathered[i] == (layout.placement != SINGLE) * block.parameter_bytes
+            assert costs.from_F[i] == (layout.placement != SINGLE) * block.parameter_bytes
             assert profile.gradients == 2
         states = profile.states / shards_of(layout) + beside
         assert 0 <= states * block.parameter_bytes - costs.states[i] < 1

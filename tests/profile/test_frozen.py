@@ -32,7 +32,7 @@ def test_a_stage_by_hand() -> None:
     assert memory.parameters([2, 2]) == [2000, 2000]
     assert memory.trained([2, 2]) == memory.unreduced([2, 2]) == [200, 200]
     assert memory.of_ranks([2, 2], [(0, 1)])[0] == (2600.0, 2600.0)
-    sharded = replace(memory, shards=2, gradients=2.0)
+    sharded = replace(memory, group=2, gradients=2.0)
     assert sharded.fixed((0, 2)) == 1300
     assert sharded.gathered((0, 2)) == 2000 + 2 * 200
 
@@ -80,14 +80,14 @@ def test_a_frozen_vocabulary_counts_once_on_every_shard() -> None:
     model, shard = on_stages(profile, "sharded", 2)
     assert (shard.parameter_bytes, shard.frozen_bytes, shard.trained_bytes) == (TABLE, TABLE, 0)
     assert [one.parameter_bytes for one in model.layers] == [0, *[HIDDEN + ADAPTER] * 4, 0]
-    assert StageMemory(model.layers, 4.0, vocabulary=shard).fixed((0, 3)) == TABLE + 2 * HIDDEN + 8 * ADAPTER
+    assert StageMemory(model.layers, 4.0, common=shard).fixed((0, 3)) == TABLE + 2 * HIDDEN + 8 * ADAPTER
 
 
 def test_weights_in_buffers_count_once_and_nobody_shards_them() -> None:
     """900 of 8 bits beside 100 that Adam trains, two layers a stage."""
     memory = StageMemory(tuple(replace(one, parameter_bytes=100, frozen_bytes=0, buffer_bytes=900) for one in FROZEN), 4.0)
     assert memory.fixed((0, 2)) == memory.fixed((0, 1), (2, 3)) == 2 * (900 + 4 * 100)
-    assert replace(memory, shards=2).fixed((0, 2)) == 2 * (900 + 4 * 50)
+    assert replace(memory, group=2).fixed((0, 2)) == 2 * (900 + 4 * 50)
     assert replace(memory, states=0.0).fixed((0, 2)) == 0
     profile = estimate("tests.support.adapter_models:quantised", "h100")
     assert [one.buffer_bytes for one in profile.layers] == [0, *[WIDTH * WIDTH + 4 * WIDTH] * 4, 0]

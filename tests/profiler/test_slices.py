@@ -15,10 +15,9 @@ from profiler.timing import Bench
 from zbsolve import BadInput, Profile, Schedule
 from zbsolve.cli import main
 from zbsolve.exec.slices.cutting import Cutting
-from zbsolve.features.slices import slice_times
+from zbsolve.features.slices import layer_errors_note, slice_times, stage_errors_note
 from zbsolve.layer import Layer
 from zbsolve.models.presets import GptSizes, gpt
-from zbsolve.profile.doubtful import layer_errors_note, stage_errors_note
 from zbsolve.show.profile_report import profile_as_text
 from zbsolve.show.profile_rows import overheads_line
 

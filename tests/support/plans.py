@@ -11,8 +11,8 @@ from zbsolve import preset, solve
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.layout_rules import NEVER, least_behind, pipeline_bounds
 from zbsolve.planner.candidate import Choice, Unsolved, step_of
-from zbsolve.planner.costs.layer_costs import Model
 from zbsolve.planner.costs.rank_costs import costs_of
+from zbsolve.planner.profiled_model import Model
 from zbsolve.tables import Ints
 
 A100 = CLUSTERS["a100"]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..planner.answers import Front
     from ..planner.candidate import Candidate
     from ..planner.cluster import Cluster
-    from ..planner.costs.layer_costs import Model
     from ..planner.plan_file import Plan
+    from ..planner.profiled_model import Model
 
 _Fields = dict[str, Any]
 ESTIMATED = (1, 4, 32)  # sequences a microbatch: a model by name is estimated with each of these sizes

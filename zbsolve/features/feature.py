@@ -157,6 +157,7 @@ class Feature:
     is not at its default. apart: which conditions exclude these.
     partition: step → the partition that the feature brings, for a step that names none; or "".
     note: (step, profile) → a line on what the profile does not know of the feature; or "".
+    doubt: profile → a line on what is doubtful in the feature's costs there; or "".
     beside: field of another feature → its value beside the simplest values of this one's fields.
     usual: 1F1B, with which other schedules are compared, is of a step with it too.
     """
@@ -172,6 +173,7 @@ class Feature:
     apart: tuple[Apart, ...] = ()
     partition: Callable[[Any], str] = lambda step: ""
     note: Callable[[Any, Any], str] = lambda step, profile: ""
+    doubt: Callable[[Any], str] = lambda profile: ""
     beside: Mapping[str, Any] = field(default_factory=dict)
     usual: bool = True
 

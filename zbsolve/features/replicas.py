@@ -24,7 +24,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
     if replicas == 1:
         return problem
     sizes = costs.memory.own_trained(staged.counts, costs.routes)
-    sizes += [costs.vocabulary.trained_bytes] * (problem.stages - len(sizes))  # shards come behind the model's stages
+    sizes += [costs.common.trained_bytes] * (problem.stages - len(sizes))  # shards come behind the model's stages
     homes = [len(ranks) for ranks in problem.stage_ranks]
     link, between = staged.profile.link, staged.group
     times = [_sum(size, replicas, between) + _sum(size, own, link) for size, own in zip(sizes, homes, strict=True)]

@@ -10,7 +10,7 @@ from ..build.mixing import one_microbatch_needs
 from ..build.numbers import check_room
 from ..build.vocabulary import barriers_of, with_vocabulary
 from ..kinds import VOCABULARY as NAME
-from ..partition.stage_memory import NO_SHARD, Shard
+from ..partition.stage_memory import NONE, Common
 from ..problem import Problem
 from ..util.errors import BadInput
 from ..util.text import times_note
@@ -49,10 +49,10 @@ def without_vocabulary(profile: Any) -> Any:
     return replace(profile, layers=costs.rest(profile.layers), tied=tied, vocabulary=None)
 
 
-def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Shard]:
+def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Common]:
     """The profile of what is on stages, and what each of `ranks` ranks has in addition. Raises BadInput."""
     if vocabulary not in BARRIERS:
-        return profile, NO_SHARD
+        return profile, NONE
     plain, costs, source = without_vocabulary(profile), profile.vocabulary, profile.source
     row = costs.shard(ranks)
     if not times_note(source) and (
@@ -61,7 +61,7 @@ def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Sh
         source = f"estimated: layers measured, the sharded vocabulary {row.scaled or costs.source}"
     passes = row.one if BARRIERS[vocabulary] == 1 else row.two
     sizes = costs.parameter_bytes(ranks), passes.transient, costs.frozen_bytes(ranks)
-    return replace(plain, source=source), Shard(passes.S, passes.T, BARRIERS[vocabulary], *sizes)
+    return replace(plain, source=source), Common(passes.S, passes.T, BARRIERS[vocabulary], *sizes)
 
 
 def _build(problem: Problem, staged: Any) -> Problem:

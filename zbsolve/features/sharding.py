@@ -46,7 +46,7 @@ def _build(problem: Problem, staged: Any) -> Problem:
     `gradients`.
     """
     costs, counts, link = staged.costs, staged.counts, staged.group
-    shards, sizes, gradients = costs.shards, costs.memory.parameters(counts), costs.memory.unreduced(counts)
+    shards, sizes, gradients = costs.group, costs.memory.parameters(counts), costs.memory.unreduced(counts)
     if shards == 1:
         return problem
     gather, reduce = (

@@ -21,6 +21,7 @@ from ..problem import Problem
 from ..tables import Ints
 from ..timeline import Floats
 from ..util.errors import Unfit
+from ..util.text import printable
 from .cuts import CHOICES, MAX_SLICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import DIVIDING, Apart, Feature, Field, is_auto
 from .sharded_vocabulary import BARRIERS
@@ -251,6 +252,43 @@ def _build(problem: Problem, staged: Any) -> Problem:
     return with_slices(problem, len(cuts) - 1, held_keys=keys, held_gradients=gathered, lengths=lengths)
 
 
+NOTABLE_ERROR = 0.10  # of a slice's time
+SMALL = 0.01  # of all layers' time: layers that take less are left out
+ADVICE = "time them longer (profile --seconds), or take fewer, longer slices"
+
+
+def layer_errors_note(profile: Any) -> str:
+    """A note if slices of a layer differ by more than 10 % from their line, about the largest difference in µs; else "".
+    Layers that take less than 1 % of all layers' time are left out."""
+    groups = [(f"layer '{printable(layer.name)}'", [layer]) for layer in profile.layers]
+    return _farthest(profile, groups, ("F", "B", "W", "BW"), SMALL)
+
+
+def stage_errors_note(profile: Any, counts: Sequence[int], fused: bool) -> str:
+    """The same for stages, whose layers may all differ in the same direction. counts: layers of each stage."""
+    stages = enumerate(layer_ranges(counts))
+    groups = [(f"stage {stage}", [profile.layers[i] for i in numbers]) for stage, numbers in stages]
+    return _farthest(profile, groups, ("F", "BW") if fused else ("F", "B", "W"), 0.0)
+
+
+def _farthest(profile: Any, groups: Sequence[tuple[str, list[Layer]]], kinds: Sequence[str], small: float) -> str:
+    """A note about the layers and the kind of pass whose slices differ most, in µs, from their lines. small: see `SMALL`."""
+    cuts, named = timed_slices(profile) or (WHOLE, {})
+    errors = {replace(layer, name=""): named[layer.name] for layer in profile.layers if layer.name in named}
+    far = list[tuple[float, float, str]]()
+    for kind in kinds if errors else ():
+        times = {layer: sum(slice_times([layer], kind, cuts)) for layer in profile.layers}
+        least = small * sum(times[layer] for layer in profile.layers)
+        for name, layers in groups:
+            apart = sum(errors.get(replace(layer, name=""), {}).get(kind, 0.0) * times[layer] for layer in layers)
+            if apart > NOTABLE_ERROR * (total := sum(times[layer] for layer in layers)) and total > least:
+                far.append((apart, apart / total, f"{kind} of {name}"))
+    if not far:
+        return ""
+    _, share, what = max(far)
+    return f"slices: {what} was timed up to {share:.0%} apart from the lines that its slices take times from: {ADVICE}"
+
+
 SLICES = Feature(
     "slices",
     (
@@ -271,6 +309,7 @@ SLICES = Feature(
     beside={"attention_exchange": False},  # which is between slices
     usual=False,
     choices=CHOICES,
+    doubt=layer_errors_note,
     holds={
         "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,
         "whole sequences": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number == 1,

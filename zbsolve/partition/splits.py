@@ -68,7 +68,7 @@ class Splits:
     def of(cls, costs: StageCosts) -> Splits | None:
         """The splits of a step. None where stages' times are not sums of layers' times, where layers are not in one row, and
         where microbatches take several routes."""
-        plain = len(costs.routes) == 1 and not costs.vocabulary.barriers and not costs.untrained and costs.row
+        plain = len(costs.routes) == 1 and not costs.common.barriers and not costs.untrained and costs.row
         if not plain or costs.rank_factors or costs.microbatch_factors or len(costs.layers) < costs.stages:
             return None
         kinds = ("F", "BW") if costs.fused else ("F", "B", "W")

@@ -15,7 +15,7 @@ from ..layer import Layer, Link, Tied, begun, layer_cuts, side_values, split_kno
 from ..tables import Ints
 from ..util.errors import BadInput
 from .cuts import Floats, cut_dp, none_where_empty, spans
-from .stage_memory import NO_SHARD, Shard, StageMemory
+from .stage_memory import NONE, Common, StageMemory
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class StageCosts:
 
     layers, link, states, tied, rank_factors, microbatch_factors, gradients, roles, site_link: as in a `Profile`.
     routes: stage → rank, as `placement.check_routes` returns them. microbatches: of a step. limit: bytes of each rank, or
-    None. fused: one backward BW in place of B and W. shards: data-parallel ranks over which the parameters of a stage are
-    sharded. vocabulary: the shard that each rank has beside its stages.
+    None. fused: one backward BW in place of B and W. group: data-parallel ranks that divide a stage's parameters among
+    them. common: what every rank has beside its stages.
     """
 
     layers: tuple[Layer, ...]
@@ -38,8 +38,8 @@ class StageCosts:
     microbatches: int
     limit: tuple[int, ...] | None
     fused: bool = False
-    shards: int = 1
-    vocabulary: Shard = NO_SHARD
+    group: int = 1
+    common: Common = NONE
     gradients: float = 1.0
     roles: tuple[Layer, ...] = ()
     site_link: Link | None = None
@@ -52,8 +52,8 @@ class StageCosts:
         microbatches: int = 1,
         limit: int | tuple[int, ...] | None = None,
         fused: bool = False,
-        shards: int = 1,
-        vocabulary: Shard = NO_SHARD,
+        group: int = 1,
+        common: Common = NONE,
     ) -> StageCosts:
         """The costs of a profile's layers (`model`); fused too where it has no times of B and W. limit: bytes of each rank,
         or one number for all. Raises BadInput where the profile has factors of another number of ranks or microbatches."""
@@ -69,8 +69,8 @@ class StageCosts:
         parts = (model.layers, model.link, model.states, model.tied, model.rank_factors, lengths)
         limit = (limit,) * ranks if isinstance(limit, int) else limit
         fused = fused or not split_known(model.layers)
-        more = (vocabulary, model.gradients, model.roles, model.site_link)
-        return cls(*parts, routes, microbatches, limit, fused, shards, *more)
+        more = (common, model.gradients, model.roles, model.site_link)
+        return cls(*parts, routes, microbatches, limit, fused, group, *more)
 
     @property
     def stages(self) -> int:
@@ -112,9 +112,9 @@ class StageCosts:
 
     @cached_property
     def untrained(self) -> int:
-        """How many layers in front train nothing; 0 with a sharded vocabulary, since the embedding's gradient still goes
-        back to all ranks."""
-        return 0 if self.vocabulary.barriers else untrained_layers(self.layers)
+        """How many layers in front train nothing; 0 where ranks have passes beside their stages, since a gradient then
+        goes back to all of them."""
+        return 0 if self.common.barriers else untrained_layers(self.layers)
 
     @cached_property
     def times(self) -> list[float]:
@@ -144,7 +144,7 @@ class StageCosts:
     def memory(self) -> StageMemory:
         """The account of bytes that stages keep and need."""
         largest = max(self.microbatch_factors, default=1.0)
-        return StageMemory(self.layers, self.states, self.tied, self.shards, self.vocabulary, self.gradients, largest)
+        return StageMemory(self.layers, self.states, self.tied, self.group, self.common, self.gradients, largest)
 
     def room(self, stage: int) -> float:
         """Bytes of the rank of a stage, in the first route; infinite without a limit."""
@@ -265,17 +265,17 @@ def least_step(costs: StageCosts, objective: str) -> int:
     the layers before it. All-to-alls count on both paths. Also, one microbatch's whole path through the stage, F and B of
     all layers in one row, comes after m − 1 of its passes F, or before as many passes B. A dynamic programme finds the least
     maximum over j of both. A second bound spreads all work over all ranks, with each rank's wait before its first F and
-    after its last backward; S and T of a sharded vocabulary are work of every rank. Where microbatches take several routes
+    after its last backward; S and T are work of every rank. Where microbatches take several routes
     only the work counts.
     """
     kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
     sums = [spans([getattr(c, kind) for c in costs.layers]) for kind in kinds]
-    shard = (costs.vocabulary.S, costs.vocabulary.T) if costs.vocabulary.barriers else ()
+    common = (costs.common.S, costs.common.T) if costs.common.barriers else ()
     factors = np.array(costs.rank_factors or (1.0,) * costs.ranks)
     again = HALF / factors.min() if costs.rank_factors else 0.0  # a factor's product is rounded once more
     once = sum(span[0, -1] - costs.stages * (_rounding(costs, kind) + again) for span, kind in zip(sums, kinds, strict=True))
-    once += sum(costs.ranks * max(0.0, cost - HALF - again) for cost in shard)
-    roundings = (len(sums) * costs.stages + len(shard) * costs.ranks) / factors.min()
+    once += sum(costs.ranks * max(0.0, cost - HALF - again) for cost in common)
+    roundings = (len(sums) * costs.stages + len(common) * costs.ranks) / factors.min()
     total = _of_all(costs, np.asarray(once), roundings)
     alone = len(costs.routes) > 1 or objective == "span"
     idle = 0.0 if alone else float((_ends(costs) / factors).sum())
@@ -286,7 +286,7 @@ def least_step(costs: StageCosts, objective: str) -> int:
 
     def price(s: int) -> Floats:
         stage = costs.stages - s
-        least = _stage_at_least(costs, sums, shard, stage, objective)
+        least = _stage_at_least(costs, sums, common, stage, objective)
         # One microbatch's whole path comes after the others' F on the stage, or before their B.
         if costs.microbatches > 1 and objective != "span":
             passes = [_at_least(costs, array, kind, costs.factors[stage]) for array, kind in zip(sums, "FB", strict=False)]
@@ -337,13 +337,13 @@ def _most(each: Floats) -> Floats:
 
 def _ends(costs: StageCosts) -> Floats:
     """A lower bound, µs, on what each rank idles: before the first F of its stages, and after the last backward of them. In
-    a row both are those of its first stage. The second counts only where backwards are fused and the vocabulary is not
-    sharded: else a W or T can still run then.
+    a row both are those of its first stage. The second counts only where backwards are fused and ranks have no T:
+    else a W or T can still run then.
 
     Each stage has a layer, so at least as many layers as stages come before a stage, and after it."""
     route, more = np.array(costs.routes[0]), len(costs.layers) - costs.stages
     both = [("F", costs.ways.to_f, True)]
-    if costs.fused and not costs.vocabulary.barriers:
+    if costs.fused and not costs.common.barriers:
         both.append(("B", costs.ways.behind_b, not costs.untrained))
     waits = np.zeros(costs.ranks)
     for kind, way, sent in both:
@@ -372,10 +372,10 @@ def _of_all(costs: StageCosts, one_microbatch: Floats, roundings: float = 1.0) -
     return np.asarray(np.maximum(0.0, sum(costs.microbatch_factors) * one_microbatch - rounded))
 
 
-def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, ...], stage: int, objective: str) -> Floats:
+def _stage_at_least(costs: StageCosts, sums: list[Floats], common: tuple[float, ...], stage: int, objective: str) -> Floats:
     """[a, b]: a lower bound, µs, on a step where this stage holds layers a … b − 1. sums: [a, b] of each kind of pass;
-    shard: µs of S and T on its rank. Both come after the stage's first F. Those that backwards wait for come before its last
-    B: S, and T where there are two barriers."""
+    common: µs of S and T on its rank. Both come after the stage's first F. Those that backwards wait for come before its
+    last B: S, and T where there are two barriers."""
     factors, shortest = np.array(costs.rank_factors or (1.0,) * costs.ranks), min(costs.microbatch_factors, default=1.0)
     slower = HALF if costs.rank_factors else 0.0  # a factor's product is rounded once more
 
@@ -387,7 +387,7 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
     own = [lower(array, float(costs.factors[stage]), off) for array, off in zip(sums, rounded, strict=True)]
     sent = np.maximum(0.0, apart - HALF)
     all_own = [_of_all(costs, array) for array in own]
-    beside = [_of_all(costs, lower(np.asarray(cost), float(costs.factors[stage]))) for cost in shard]
+    beside = [_of_all(costs, lower(np.asarray(cost), float(costs.factors[stage]))) for cost in common]
     smaller = min(1.0, shortest)  # messages and collectives of a small microbatch are shorter
     sent = np.maximum(0.0, smaller * sent - HALF * bool(costs.microbatch_factors))
     work = np.maximum(sum([*all_own, *beside]), costs.microbatches * 2 * sent)
@@ -403,5 +403,5 @@ def _stage_at_least(costs: StageCosts, sums: list[Floats], shard: tuple[float, .
         np.asarray(array) + others + _hops(costs, stage + 1) * each
         for array, each in zip(before, (message, sent_back), strict=True)
     )
-    between = all_own[0] + all_own[1] + sum(beside[: costs.vocabulary.barriers])
+    between = all_own[0] + all_own[1] + sum(beside[: costs.common.barriers])
     return np.asarray(np.maximum(head[:, None] + work, head[:, None] + between + tail[:, None] + sent))

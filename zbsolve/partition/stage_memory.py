@@ -21,10 +21,10 @@ MESSAGES = 2  # messages counted at each end of a stage: one received and one se
 Place = int | NDArray[np.int64]  # a cut lies before this layer; several cuts are an array
 
 
-class Shard(NamedTuple):
-    """The shard of a vocabulary on every rank, beside its stages. S, T: µs of these passes for one microbatch; barriers: of
-    a microbatch, 0 where the vocabulary is not sharded; parameter_bytes, and frozen_bytes, the part of them not trained;
-    transient: the most bytes that S or T takes while it runs, beside what is kept."""
+class Common(NamedTuple):
+    """What every rank has beside its stages. S, T: µs of these passes for one microbatch; barriers: how many of both a
+    microbatch's backward waits for, 0 where ranks have nothing; parameter_bytes, and frozen_bytes, the part of them not
+    trained; transient: the most bytes that S or T takes while it runs, beside what is kept."""
 
     S: float = 0.0
     T: float = 0.0
@@ -39,7 +39,7 @@ class Shard(NamedTuple):
         return self.parameter_bytes - self.frozen_bytes
 
 
-NO_SHARD = Shard()
+NONE = Common()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class StageMemory:
 
     layers: of the whole model; `Layer` has the bytes of each. tied: as in a `Profile`.
     states: bytes of parameters, gradients and optimizer state for each byte of trained parameters; frozen ones count once.
-    shards: ranks over which all of these are sharded. vocabulary: the shard that each rank has beside its stages.
+    group: ranks that divide all of these among them. common: what every rank has beside its stages.
     gradients: bytes of a gradient before it is reduced, for each byte of its parameter.
     largest: size of the largest microbatch over that of the layers. It scales what ranks keep free for messages and running
     passes, and the most that one microbatch keeps.
@@ -57,8 +57,8 @@ class StageMemory:
     layers: tuple[Layer, ...]
     states: float = 0.0
     tied: Tied = ()
-    shards: int = 1
-    vocabulary: Shard = NO_SHARD
+    group: int = 1
+    common: Common = NONE
     gradients: float = 1.0
     largest: float = 1.0
 
@@ -120,18 +120,18 @@ class StageMemory:
         return int(self.after_f(here.start + again, here.stop)) if again < len(here) else 0
 
     def fixed(self, *stages: tuple[Place, Place]) -> Any:
-        """Bytes of parameters, gradients and optimizer state on one rank with these stages (a, b), its part where they are
-        sharded. Shared parameters count once; its shard of a vocabulary is added, and buffers, which are never sharded."""
-        trained = self._parameters(True, *stages) + self.vocabulary.trained_bytes
-        frozen = self._parameters(False, *stages) + self.vocabulary.frozen_bytes
+        """Bytes of parameters, gradients and optimizer state on one rank with these stages (a, b), its part where a
+        group divides them. Shared parameters count once; what every rank has is added, and buffers, which nobody divides."""
+        trained = self._parameters(True, *stages) + self.common.trained_bytes
+        frozen = self._parameters(False, *stages) + self.common.frozen_bytes
         buffers = np.sum([self._buffers[b] - self._buffers[a] for a, b in stages], axis=0)
-        return (self.states * trained + min(1.0, self.states) * frozen) / self.shards + min(1.0, self.states) * buffers
+        return (self.states * trained + min(1.0, self.states) * frozen) / self.group + min(1.0, self.states) * buffers
 
     def gathered(self, *stages: tuple[Place, Place]) -> Any:
         """Bytes of gathered parameters, and of their gradients before they are reduced, for all these stages at once; 0
-        where nothing is sharded."""
+        where no group divides them."""
         trained, frozen = (self._parameters(kind, *stages) for kind in (True, False))
-        return (1 + self.gradients) * trained + frozen if self.shards > 1 else 0 * trained
+        return (1 + self.gradients) * trained + frozen if self.group > 1 else 0 * trained
 
     def parameters(self, counts: Sequence[int]) -> list[int]:
         """Bytes of the parameters of each stage. counts: layers of each stage."""
@@ -184,15 +184,15 @@ class StageMemory:
 
     @cached_property
     def _transient(self) -> Floats:
-        """[a, b]: the most `transient` bytes of layers a … b − 1 or of a shard. Shape (layers + 1, layers + 1)."""
+        """[a, b]: the most `transient` bytes of layers a … b − 1, or of S and T. Shape (layers + 1, layers + 1)."""
         count = len(self.layers)
         most = np.zeros((count + 1, count + 1))
         for a in range(count):
             most[a, a + 1 :] = np.maximum.accumulate([layer.transient for layer in self.layers[a:]])
-        return np.ceil(self.largest * np.maximum(most, self.vocabulary.transient))
+        return np.ceil(self.largest * np.maximum(most, self.common.transient))
 
     def transient(self, a: Place, b: Place) -> Any:
-        """The most bytes that a pass, of a shard too, takes while it runs beside what is kept before or after it."""
+        """The most bytes that a pass, also S and T, takes while it runs beside what is kept before or after it."""
         return self._transient[a, b]
 
     def of_ranks(

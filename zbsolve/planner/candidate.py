@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ..features.cuts import SEQUENCE
 from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..layer import Link
 from ..problem import Problem
@@ -26,45 +25,40 @@ from ..systems.table import preset, presets_of
 from ..util.errors import Infeasible
 from ..verifier import verify
 from .cluster import Cluster
-from .costs.layer_costs import Model, model_costs, sharded_vocabulary
 from .costs.layer_formulas import WEIGHT_BYTES, after_exchange, message_rate
-from .costs.least_parts import group_link, host_link, replicas_of, shards_of
-from .layout import OFFLOADS, Layout
+from .costs.rank_costs import model_costs
+from .layout import Layout
+from .profiled_model import Model
+from .space import AXES
 
 
 def layout_profile(model: Model, layout: Layout, cluster: Cluster) -> Profile:
     """The profile of a model's layers on the devices of one pipeline rank, for a microbatch. Messages occupy their sender.
 
     model: a shape, or profiles at several sizes.
-    layout: how the step is split. One with replicas is for `Step(replicas=)`, or `Step(shards=)` where stages gather: the
-        profile's `shard_link` gives the times of C, or of AG and RS. One with a sharded vocabulary is for
-        `Step(vocabulary="sharded")`, one in slices for `Step(slices=)`, one with offload for `Step(offload=)`.
+    layout: how the step is split; the profile is for the `Step` of `step_of`.
     cluster: its devices and links. The profile's capacity is the memory of a device.
 
     Layers' times are whole µs, so the passes of every partition are exact sums, and a bound over all partitions holds for
     each. Time after the exchange of gradients is not included (see `layer_formulas.after_exchange`). Raises BadInput where
     the model's profiles or the cluster lack the costs of this layout.
     """
-    slices = int(layout.slices)
     costs = model_costs(model, layout, cluster)
     first, block, last = costs.first, costs.block, costs.last
-    blocks = (block.layer(f"block{i}", slices) for i in range(model.layers))
-    facts = {"cluster": cluster.name, "layout": layout.numbers}
-    return Profile(
+    profile = Profile(
         f"estimated: {model.source}, {cluster.title}",
         f"{model.name}, {layout.title}",
-        (first.layer("embedding", slices), *blocks, last.layer("head", slices)),
+        (first.layer("embedding"), *(block.layer(f"block{i}") for i in range(model.layers)), last.layer("head")),
         Link(0.0, float(message_rate(layout, cluster)), blocking=True),
-        float(costs.states) if shards_of(layout) == 1 else sum(model.state_parts) / WEIGHT_BYTES,
+        float(costs.states),
         cluster.memory,
-        {**facts, SEQUENCE: model.sequence} if slices > 1 else facts,
+        {"cluster": cluster.name, "layout": layout.numbers},
         {},
         tied=((int(costs.shared), (0, model.layers + 1)),) if costs.shared else (),
-        host=host_link(cluster) if layout.offload else None,
-        shard_link=group_link(layout, cluster),
-        vocabulary=sharded_vocabulary(model, layout, cluster) if layout.vocabulary else None,
-        gradients=1.0 if shards_of(layout) == 1 else model.state_parts[1] / WEIGHT_BYTES,
     )
+    for axis in AXES:
+        profile = axis.profile(profile, model, layout, cluster)
+    return profile
 
 
 MIN_REPEATED = 20_000  # a step with this many passes repeats its steady state, where it has enough microbatches
@@ -165,12 +159,9 @@ def unsolved(
 
 def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = None, fused: bool = False) -> Step:
     """The step of a layout. memory: bytes of a device; partition: layers of each stage, None: balanced."""
-    vocabulary = "sharded" if layout.vocabulary else None
     placed = int(layout.pp), int(layout.count), layout.spot
-    offload = OFFLOADS[int(layout.offload)]
-    further: dict[str, Any] = {"vocabulary": vocabulary, "slices": int(layout.slices)}
-    further |= {"replicas": replicas_of(layout), "shards": shards_of(layout)}
-    return Step(*placed, partition, memory, fused=fused, offload=offload, **further)
+    further = {name: value for axis in AXES for name, value in axis.step(layout).items()}
+    return Step(*placed, partition, memory, fused=fused, **further)
 
 
 def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, below: float = inf) -> Candidate | None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ..util.errors import BadInput
 from ..util.text import did_you_mean, parse_bytes
 from .cluster import LINKS, Cluster
-from .costs.layer_costs import Model
 from .plan_file import Plan
+from .profiled_model import Model
 from .space import ALL, Only
 
 SIZES = ("memory", "devices", "nodes", "batch")

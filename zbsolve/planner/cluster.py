@@ -50,7 +50,7 @@ class Cluster:
     error: mean share by which predicted steps are off, over the measured steps that constants were fitted to or checked
         with; None: not measured.
     copies: latency of a copy between a device and host memory, and bandwidth each way while both run; None: not known, so
-        no layout offloads.
+        no layout copies activations there.
     host_memory: bytes of host memory for the activations of a device; None: no limit.
     contention: factor, 1 or more, on an exchange of gradients while stages send messages; the default is the assumption
         `CONTENTION`.

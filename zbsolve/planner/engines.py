@@ -37,12 +37,8 @@ class Rule(NamedTuple):
         return self.says or f"has no {FIELDS[self.field]} '{named(self.field, getattr(layout, self.field))}'"
 
 
-def _is_not_plain(field: str, layout: Layout) -> Many:
-    return getattr(layout, field) != getattr(Layout(), field)
-
-
 # Only zbsolve's own engine has these fields at other values than their defaults.
-PLAIN = tuple(Rule(partial(_is_not_plain, field), field) for field in BESIDE)
+PLAIN = tuple(Rule(partial(Layout.has, field=field), field) for field in BESIDE)
 
 
 @dataclass(frozen=True, slots=True)

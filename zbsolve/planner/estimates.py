@@ -10,17 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bounds.space_bounds import SpaceBounds
-from .costs.rank_costs import Costs
+from .costs.columns import Costs
 from .layout import VEE, Layout
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 LARGE = 150_000  # passes and edges of a step above which it is large
-STAGE_PASSES, SHARD_PASSES, COPIES = 3, 7, 2  # for each microbatch, of a stage, of a rank's shard, and of a stage's copies
-# Microbatches of a stage in device memory under full offload: in use, on their way out or back; with one stage, or several.
+STAGE_PASSES, COMMON_PASSES, COPIES = 3, 7, 2  # for each microbatch, of a stage, of every rank, and of a stage's copies
+# Microbatches of a stage in device memory where all is copied: in use, on their way out or back; with one stage, or several.
 MOVING = np.array([3, 5])
-NEEDLESS = 1.1  # factor on the estimate of offload where known schedules fit without it
-_AWAY = np.array([0, 0.5, 1])  # share of activations in host memory, by offload
+NEEDLESS = 1.1  # factor on the estimate with copies where known schedules fit without them
 
 
 def estimated_steps(bounds: SpaceBounds, memory: int) -> Floats:
@@ -28,41 +27,42 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> Floats:
 
     Filling the pipeline takes a forward of one stage on each rank. Known schedules keep p microbatches of a rank in 1F1B,
     (p − 1) / v more in interleaved 1F1B (2104.04473, section 2.2), and from p / 3 to p in a V (2405.15362), where 2 p / 3 is
-    assumed. More slices fill faster and keep less (2406.03488), in a V too. With less memory than that a step takes longer
-    in proportion. Activations in host memory are not kept, but their copies take time. Offload that known schedules do not
-    need gets the factor `NEEDLESS`.
+    assumed. More parts fill faster and keep less (2406.03488), in a V too. With less memory than that a step takes longer
+    in proportion. Activations in host memory are not kept, but their copies take time. Copies that known schedules do not
+    need give the factor `NEEDLESS`.
     """
     layout, costs = bounds.layout, bounds.costs
     blocks, pp = costs.blocks / layout.pp, layout.pp
-    away, room = _AWAY[layout.offload], room_on_a_rank(bounds, memory)
+    away, room = costs.share_away, room_on_a_rank(bounds, memory)
     needed = (1 - away) * _needed(layout) + away * MOVING[np.asarray(layout.chunks > 1).astype(int)] / layout.chunks
     slower = np.maximum(1.0, needed / np.maximum(room / layout.chunks, 0.1))
-    fill = (pp - 1) / layout.slices * (blocks / layout.chunks * costs.block.F + costs.sent)
+    fill = (pp - 1) / costs.parts * (blocks / layout.chunks * costs.block.F + costs.sent)
     copying = layout.count * blocks * np.where(costs.copies.some, away, 1.0) * costs.copies.out
-    needless = np.where(needless_offload(bounds, memory), NEEDLESS, 1.0)
+    needless = np.where(needless_copies(bounds, memory), NEEDLESS, 1.0)
     busy = np.maximum(bounds.pipeline * slower, copying) * needless
     follows = _exposed(layout, costs) + bounds.behind
     return np.where(np.isfinite(bounds.step), busy + fill + follows, np.inf)
 
 
-def large_steps(layout: Layout) -> Bools:
+def large_steps(bounds: SpaceBounds) -> Bools:
     """[layout]: whether its step has more than `LARGE` passes and edges, so that a search takes most of a minute."""
-    shards = np.where(layout.vocabulary, SHARD_PASSES * layout.pp + layout.pp**2, 0)  # each rank's barrier waits for all S
-    passes = np.where(layout.offload, STAGE_PASSES + COPIES, STAGE_PASSES)
-    return np.asarray(layout.count * layout.slices * (passes * layout.stages + shards) > LARGE)
+    layout, costs = bounds.layout, bounds.costs
+    common = np.where(costs.common.states > 0, COMMON_PASSES * layout.pp + layout.pp**2, 0)  # each barrier waits for all S
+    passes = np.where(costs.stays, STAGE_PASSES, STAGE_PASSES + COPIES)
+    return np.asarray(layout.count * costs.parts * (passes * layout.stages + common) > LARGE)
 
 
-def needless_offload(bounds: SpaceBounds, memory: int) -> Bools:
-    """[layout]: whether it offloads activations although known schedules fit without offload."""
+def needless_copies(bounds: SpaceBounds, memory: int) -> Bools:
+    """[layout]: whether it copies activations to host memory although known schedules fit without that."""
     layout = bounds.layout
-    return np.asarray((layout.offload > 0) & (_needed(layout) * layout.chunks <= room_on_a_rank(bounds, memory)))
+    return np.asarray(~bounds.costs.stays & (_needed(layout) * layout.chunks <= room_on_a_rank(bounds, memory)))
 
 
 def _needed(layout: Layout) -> Floats:
     """[layout]: microbatches whose activations known schedules keep on a rank."""
     loop = layout.pp + np.where(layout.chunks > 1, (layout.pp - 1) / layout.chunks, 0.0)
     whole = np.where(layout.placement == VEE, 2 * layout.pp / 3, loop)
-    parts = np.where(np.asarray(layout.slices) == 1, whole, 1 + (whole - 1) / layout.slices)
+    parts = np.where(layout.parts == 1, whole, 1 + (whole - 1) / layout.parts)
     return np.asarray(np.minimum(parts, layout.count))
 
 
@@ -70,23 +70,23 @@ def room_on_a_rank(bounds: SpaceBounds, memory: int) -> Floats:
     """[layout]: microbatches of one stage whose activations fit on a rank."""
     layout, costs = bounds.layout, bounds.costs
     blocks = costs.blocks / layout.pp
-    kept = costs.kept.moment * np.where(layout.offload > 0, layout.chunks, 1)
-    # After its first B a stage has gathered parameters and gradients beside activations, for tables as for blocks.
-    gathered = 1 + (costs.gathered + costs.unreduced) / np.maximum(costs.states, 1)
-    fixed = (blocks * costs.states + costs.table_states) * gathered + costs.shard.states
-    inside = np.maximum(costs.transient, costs.shard.transient) + 2 * layout.chunks * costs.waiting
+    kept = costs.kept.moment * np.where(costs.stays, 1, layout.chunks)
+    # After its first B a stage has bytes beside states and activations, for tables as for blocks.
+    further = 1 + (costs.from_F + costs.from_B) / np.maximum(costs.states, 1)
+    fixed = (blocks * costs.states + costs.table_states) * further + costs.common.states
+    inside = np.maximum(costs.transient, costs.common.transient) + 2 * layout.chunks * costs.waiting
     return np.asarray(np.floor((memory - fixed - inside) / (blocks / layout.chunks * kept)))
 
 
 def _exposed(layout: Layout, costs: Costs) -> Floats:
-    """[layout]: µs of gathers before the first compute pass and of the exchange of gradients after the last one, less what
+    """[layout]: µs of exchanges before the first compute pass and after the last one, less what
     bounds already count. Stages of a rank end in turn, each after the last microbatches of a round have passed the next
     stage."""
     blocks = costs.blocks / layout.stages
     each = blocks * costs.exchange.block + costs.exchange.table / layout.chunks
     between = np.minimum(layout.pp, layout.count) * blocks * (costs.block.B + costs.block.W)
     waiting = (layout.chunks - 1) * np.maximum(0.0, each - between)
-    return np.asarray(np.maximum(0.0, each - costs.exchange.least) + waiting + blocks * costs.exchange.gather)
+    return np.asarray(np.maximum(0.0, each - costs.exchange.least) + waiting + blocks * costs.exchange.before)
 
 
 # --- Corrections from what searches found ---

@@ -31,7 +31,8 @@ FIELDS = {
     "slices": "slices",
     "offload": "offload",
 }
-BESIDE = ("vocabulary", "slices", "offload")  # fields that plain layouts leave at their defaults
+# Fields that plain layouts leave at their defaults, and their texts in titles.
+BESIDE = {"vocabulary": "vocabulary {}", "slices": "{} slices", "offload": "offload {}"}
 NAMES = {
     "placement": PLACEMENTS,
     "recompute": RECOMPUTE,
@@ -85,6 +86,11 @@ class Layout(NamedTuple):
         return self.pp * self.chunks
 
     @property
+    def parts(self) -> Many:
+        """Parts of a microbatch, which run one after the other on a stage."""
+        return np.asarray(self.slices)
+
+    @property
     def gathers_by_stage(self) -> Many:
         """Whether passes of the graph gather each stage's parameters and reduce its gradients once in a step: ZeRO 2 with a
         pipeline, as FSDP does with `reshard_after_forward=False`."""
@@ -93,7 +99,11 @@ class Layout(NamedTuple):
     @property
     def is_plain(self) -> Many:
         """Whether the fields in `BESIDE` have their defaults."""
-        return np.all([getattr(self, name) == getattr(Layout(), name) for name in BESIDE], axis=0)
+        return ~np.any([self.has(name) for name in BESIDE], axis=0)
+
+    def has(self, field: str) -> Many:
+        """Whether a field is not at its default."""
+        return getattr(self, field) != self._field_defaults[field]
 
     @property
     def spot(self) -> str:
@@ -110,10 +120,8 @@ class Layout(NamedTuple):
     def title(self) -> str:
         """One layout as readable text: `dp 4 tp 2 pp 8 vee, 64 × 1, recompute none, zero 1`."""
         parts = f"dp {self.dp} tp {self.tp} pp {self.pp} {self.spot}, {self.count} × {self.size}"
-        further = ", sequence parallel" if self.sequence else ""
-        further += ", vocabulary sharded" if self.vocabulary else ""
-        further += f", {self.slices} slices" if self.slices > 1 else ""
-        further += f", offload {OFFLOADS[int(self.offload)]}" if self.offload else ""
+        said = [text.format(named(name, getattr(self, name))) for name, text in BESIDE.items() if self.has(name)]
+        further = ", ".join(["", *(["sequence parallel"] if self.sequence else []), *said])
         return f"{parts}, recompute {RECOMPUTE[int(self.recompute)]}{further}, zero {self.zero}"
 
     def rows(self, keep: NDArray[Any]) -> Layout:

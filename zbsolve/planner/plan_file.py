@@ -21,9 +21,8 @@ from .bounds.layout_rules import NEVER
 from .bounds.space_bounds import RULES, SpaceBounds, cheap_bounds, unproven
 from .candidate import Candidate, Choice, Unsolved, layout_profile, step_of
 from .cluster import Cluster, Positive
-from .costs.layer_costs import Model
 from .layout import Layout, rows_of
-from .profiled_model import ProfiledModel
+from .profiled_model import Model, ProfiledModel
 from .shape import SHAPES, Shape, shape_by_name
 from .solved_space import SAME_US, SolvedSpace, proof_of_schedule
 from .space import ALL, FIXABLE, Only, layouts

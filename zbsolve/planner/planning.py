@@ -18,8 +18,8 @@ from ..workers.workers import Workers, WorkersLost
 from .bounds.space_bounds import cheap_bounds, raising, unproven
 from .candidate import Candidate, in_a_named_order, in_its_order
 from .cluster import Cluster, cluster_of
-from .costs.layer_costs import Model
 from .plan_file import Plan
+from .profiled_model import Model
 from .searches import Progress, SpaceRace, price_first, price_space, search_at_start, search_space
 from .shape import Shape
 from .solved_space import SAME_US

@@ -19,7 +19,7 @@ from ..layer import Layer, untrained_layers
 from ..profile.profile import Profile
 from ..util.errors import BadInput
 from .layout import FULL, NONE
-from .shape import FLOAT
+from .shape import FLOAT, Shape
 
 TOKENS, TENSOR_RANKS, MESH = "tokens", "tensor_ranks", "mesh"
 SEQUENCE_PARALLEL = "sequence_parallel"  # a fact: norms are split over tensor ranks too
@@ -82,9 +82,6 @@ class ProfiledModel:
     gradients: int = FLOAT
 
     recomputes: ClassVar[tuple[int, ...]] = (NONE, FULL)  # profiles have the time of a whole forward only
-    # Profiles may have the costs of vocabulary shards and of slices, but plans do not use them.
-    shards_vocabulary: ClassVar[bool] = False
-    slices: ClassVar[tuple[int, ...]] = ()
 
     @classmethod
     def of(cls, profiles: Iterable[Profile], names: Sequence[str] = ()) -> ProfiledModel:
@@ -204,6 +201,9 @@ class ProfiledModel:
         sizes = list(row)
         above = bisect_left(sizes, size)
         return _between(row[sizes[above - 1]], row[sizes[above]], size)
+
+
+Model = Shape | ProfiledModel
 
 
 def point_of(profile: Profile, where: str) -> Point:

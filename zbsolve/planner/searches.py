@@ -21,9 +21,9 @@ from .bounds.layout_rules import NEVER
 from .bounds.space_bounds import SpaceBounds, raising
 from .candidate import Candidate, Unsolved, in_a_named_order, in_its_order, retimed, unsolved
 from .cluster import Cluster
-from .costs.layer_costs import Model
 from .estimates import Floats, Promise, estimated_steps, large_steps
 from .layout import Layout, rows_of
+from .profiled_model import Model
 
 FIRST_ROWS = 300  # layouts whose bounds are raised before the first search
 ROUND = 8  # searches that are chosen together where effort is the limit
@@ -192,10 +192,10 @@ def price_named(race: SpaceRace) -> None:
 
 
 def _of_known_orders(race: SpaceRace) -> Promise:
-    """The estimates of layouts that known orders fit; others are infinite. A sharded vocabulary, slices and offload need
-    their own orders, so these layouts, and those with large steps, are left to searches."""
+    """The estimates of layouts that known orders fit; others are infinite. What is not plain needs
+    orders of its own, so these layouts, and those with large steps, are left to searches."""
     layout = race.bounds.layout
-    return Promise.of(layout, np.where(layout.is_plain & ~large_steps(layout), race.promise.estimate, np.inf))
+    return Promise.of(layout, np.where(layout.is_plain & ~large_steps(race.bounds), race.promise.estimate, np.inf))
 
 
 def _most_promising(race: SpaceRace, steps: Floats, done: Collection[int]) -> int | None:
@@ -247,7 +247,7 @@ def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
 def _first_search(race: SpaceRace) -> Task | None:
     """The first search of the most promising layout whose bound is below the best step, or of a poor layout's fused
     backwards; layouts with large steps come last. None where there is none."""
-    last = np.where(large_steps(race.bounds.layout), LAST, 1.0)
+    last = np.where(large_steps(race.bounds), LAST, 1.0)
     while True:
         steps = race.promise.step * last
         row = _most_promising(race, steps, race.searches)

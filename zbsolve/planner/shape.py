@@ -15,7 +15,6 @@ from .layout import FULL, NONE, SELECTIVE
 MAX_SIZE = 32  # most sequences in a microbatch
 MOVED_WHOLE = 22  # bytes that norms, dropouts and residuals move, per token and hidden unit (see `layer_formulas`)
 FLOAT = 4  # bytes of a gradient where it is summed in 32 bits: the most of any engine, so plans for any engine count it
-SLICES = (2, 4, 8, 16)  # numbers of even parts of a sequence, beside 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,6 @@ class Shape:
     source: ClassVar[str] = "cost model"  # where the costs of its layers come from
     left_out: ClassVar[str] = ""  # the part of the space that is left out since its costs are not known, in words
     update_us: ClassVar[float | None] = None  # µs of the optimizer's update for each parameter; None: not measured
-    shards_vocabulary: ClassVar[bool] = True  # whether the cost of a sharded vocabulary is known
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_width", "inner", "sequence", "vocabulary", "gradients"):
@@ -129,11 +127,6 @@ class Shape:
     def recomputes(self) -> tuple[int, ...]:
         """The kinds of recompute that differ. Where attention keeps no scores, selective equals none and is left out."""
         return (NONE, FULL) if self.fused else (NONE, SELECTIVE, FULL)
-
-    @property
-    def slices(self) -> tuple[int, ...]:
-        """The numbers of even slices, above 1, that a sequence can be cut into."""
-        return tuple(piece for piece in SLICES if self.sequence % piece == 0)
 
     def sizes(self, tp: int) -> range:
         """The possible sequences in a microbatch on `tp` tensor ranks; none where tp does not divide the heads."""

@@ -15,8 +15,8 @@ from ..search.certify import proven_again
 from .bounds.space_bounds import RULES, SpaceBounds
 from .candidate import Candidate
 from .cluster import Cluster
-from .costs.layer_costs import Model
 from .layout import FIELDS, named, rows_of
+from .profiled_model import Model
 from .space import ALL, Only
 
 MFU_COUNTS = "attention's whole square, masked or not; nothing that is computed again (2205.05198, appendix A)"

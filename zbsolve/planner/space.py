@@ -1,22 +1,32 @@
-"""All legal layouts of a model on a number of devices, and `Only`: which of them a plan considers."""
+"""All legal layouts of a model on a number of devices; `Only`, which of them a plan considers; and `AXES`, the features that
+it chooses from: each is a field of `Layout`, with its values and what they make of a step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..features.cuts import SEQUENCE
+from ..profile.profile import Profile
 from ..tables import Bools
 from ..util.errors import BadInput
 from ..util.text import did_you_mean
 from .cluster import Cluster
-from .costs.layer_costs import Model
+from .costs.layer_formulas import WEIGHT_BYTES
+from .costs.offload import host_link
+from .costs.sharding import group_link, replicas_of, shards_of
+from .costs.vocabulary_shards import vocabulary_costs
 from .engines import Target, engine
 from .layout import BESIDE, LOOP, NAMES, OFFLOADS, SHARDED, SINGLE, VEE, WHOLE, ZERO_STAGES, Layout, named, table_of
+from .profiled_model import Model
+from .shape import Shape
 
-NUMBERS = ("dp", "tp", "pp", "chunks", "size", "zero", "slices")
+NUMBERS = ("dp", "tp", "pp", "chunks", "size", "zero", *(name for name in BESIDE if name not in NAMES))
 FIXABLE = (*NUMBERS, *NAMES)
 
 
@@ -94,6 +104,74 @@ def _field(part: str) -> tuple[str, int]:
     return name, int(text)
 
 
+# --- Axes: the features that plans choose from ---
+
+
+SLICES = (2, 4, 8, 16)  # numbers of even parts of a sequence, beside 1
+
+
+class Axis(NamedTuple):
+    """One field of layouts. What it costs is in its file in `costs`; bounds read general columns and know no axis.
+
+    field: its name. values: (model, cluster) → the values that a space has, the default first. able: a table → which layouts
+    may have other values than the default. step: a layout → fields of its `Step`. profile: (the profile of a layout's
+    layers, model, layout, cluster) → that profile with what the layout's value needs. Raises BadInput.
+    """
+
+    field: str
+    values: Callable[[Model, Cluster], Sequence[int]]
+    able: Callable[[Layout], Bools]
+    step: Callable[[Layout], Mapping[str, Any]]
+    profile: Callable[[Profile, Model, Layout, Cluster], Profile]
+
+
+def _of_replicas(profile: Profile, model: Model, layout: Layout, cluster: Cluster) -> Profile:
+    """`shard_link` gives the times of C, or of AG and RS; then stages hold whole states, which the step shards."""
+    profile = replace(profile, shard_link=group_link(layout, cluster))
+    if shards_of(layout) == 1:
+        return profile
+    return replace(profile, states=sum(model.state_parts) / WEIGHT_BYTES, gradients=model.state_parts[1] / WEIGHT_BYTES)
+
+
+# In the order in which the table of a space repeats its rows. On one pipeline rank microbatches run one after the other, so
+# the last three would change nothing there. ZeRO 2 with a pipeline, whose stages gather parameters, excludes two of them.
+AXES = (
+    Axis(
+        "zero",
+        lambda model, cluster: range(ZERO_STAGES),
+        lambda table: np.asarray(table.dp) > 1,
+        lambda layout: {"replicas": replicas_of(layout), "shards": shards_of(layout)},
+        _of_replicas,
+    ),
+    Axis(
+        "vocabulary",
+        lambda model, cluster: (WHOLE, SHARDED) if isinstance(model, Shape) else (WHOLE,),  # else no plan knows its costs
+        lambda table: (table.pp > 1) & ~table.gathers_by_stage,
+        lambda layout: {"vocabulary": "sharded" if layout.vocabulary else None},
+        lambda profile, *of: replace(profile, vocabulary=vocabulary_costs(*of)) if of[1].vocabulary else profile,
+    ),
+    Axis(
+        "slices",
+        lambda model, cluster: (1, *(n for n in SLICES if model.sequence % n == 0)) if isinstance(model, Shape) else (1,),
+        lambda table: (table.pp > 1) & (table.size == 1) & ~table.gathers_by_stage,
+        lambda layout: {"slices": int(layout.slices)},
+        lambda profile, model, layout, _: (
+            replace(profile, facts={**profile.facts, SEQUENCE: model.sequence}) if layout.slices > 1 else profile
+        ),
+    ),
+    Axis(
+        "offload",
+        lambda model, cluster: range(len(OFFLOADS)) if cluster.copies else (0,),
+        lambda table: (table.pp > 1) & (table.slices == 1),
+        lambda layout: {"offload": OFFLOADS[int(layout.offload)]},
+        lambda profile, _, layout, cluster: replace(profile, host=host_link(cluster)) if layout.offload else profile,
+    ),
+)
+
+
+# --- All layouts ---
+
+
 MAX_CHUNKS = 12  # most stages on a rank
 MOST = 1 << 20  # most devices, and most sequences in a step
 MAX_LAYERS = 1000
@@ -105,10 +183,8 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster, only: Only
     Tensor ranks divide the heads and the devices of a node, so their groups stay inside a node. Pipeline ranks divide the
     rest. Stages are no more than layers (embedding and head count as one each), with one on each rank, in loops of up to
     `MAX_CHUNKS` on each rank, or in a V. Sizes of microbatches divide a replica's batch. A profiled model has the tensor
-    ranks and microbatch sizes of its profiles. With several pipeline ranks the vocabulary is whole or sharded over them, and
-    microbatches of one sequence run whole or in slices, where the model has the costs; but ZeRO 2 with a pipeline, whose
-    stages gather parameters, excludes both. Where the cluster has a link to host memory, stages of whole sequences offload
-    none, half or all of what they keep. Raises BadInput where there is no layout.
+    ranks and microbatch sizes of its profiles. All of these have each value of the further fields, as `AXES` says. Raises
+    BadInput where there is no layout.
     """
     if not (1 <= devices <= MOST and 1 <= batch <= MOST):
         raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed, and {MOST} at most")
@@ -118,16 +194,14 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster, only: Only
     if not rows:
         raise BadInput(_no_split(model, devices, batch, cluster))
     table = table_of(rows)
-    if model.shards_vocabulary:
-        table = _with(table, "vocabulary", (WHOLE, SHARDED), ~table.gathers_by_stage)
-    table = _with(table, "slices", (1, *model.slices), (table.size == 1) & ~table.gathers_by_stage)
-    return only.of(table if cluster.copies is None else _with(table, "offload", range(len(OFFLOADS)), table.slices == 1))
+    for axis in AXES:
+        table = _with(table, axis.field, axis.values(model, cluster), axis.able(table))
+    return only.of(table)
 
 
 def _with(table: Layout, field: str, numbers: Sequence[int], able: Bools) -> Layout:
-    """The table with each able layout on several pipeline ranks repeated for every value of the field. On one rank
-    microbatches run one after the other, so the field would change nothing there."""
-    times = np.where((table.pp > 1) & able, len(numbers), 1)
+    """The table with each able layout repeated for every value of the field."""
+    times = np.where(able, len(numbers), 1)
     rows = np.repeat(np.arange(len(times)), times)
     turn = np.arange(len(rows)) - (np.cumsum(times) - times)[rows]
     return table.rows(rows)._replace(**{field: np.array(numbers)[turn]})
@@ -152,8 +226,7 @@ def _layouts(model: Model, devices: int, batch: int, cluster: Cluster) -> Iterat
             for chunks, placement in _places(model, pp):
                 for recompute in model.recomputes:
                     for sequence in model.sequence_parallel(tp):
-                        for zero in range(ZERO_STAGES if dp > 1 else 1):
-                            yield Layout(dp, tp, pp, chunks, placement, size, count, recompute, sequence, zero)
+                        yield Layout(dp, tp, pp, chunks, placement, size, count, recompute, sequence)
 
 
 def _splits(model: Model, devices: int, cluster: Cluster) -> Iterator[tuple[int, int, int]]:

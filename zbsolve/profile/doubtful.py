@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 
-from ..features.cuts import WHOLE
-from ..features.slices import slice_times, timed_slices
+from ..features.table import FEATURES
 from ..layer import Layer, layer_ranges
 from ..util.text import printable
 from .profile import Profile
@@ -17,10 +15,11 @@ LONG_SPLIT, SHORT_SPLIT = 1.1, 0.9  # limits of (B + W) / BW for a warning
 
 
 def doubts(profile: Profile) -> list[str]:
-    """The profiler's warnings, B and W far from BW, and slices far from the lines that model them; a line each."""
+    """The profiler's warnings, B and W far from BW, and what features doubt of their costs; a line each."""
     warned = profile.facts.get("warnings", [])
     notes = [printable(str(note)) for note in warned] if isinstance(warned, list) else []
-    return [*dict.fromkeys((*notes, *split_doubts(profile.layers), *filter(None, [layer_errors_note(profile)])))]
+    further = filter(None, (feature.doubt(profile) for feature in FEATURES))
+    return [*dict.fromkeys((*notes, *split_doubts(profile.layers), *further))]
 
 
 def split_doubts(layers: Sequence[Layer]) -> list[str]:
@@ -80,41 +79,3 @@ def _changes(profile: Profile, stage: int, numbers: range) -> list[tuple[float, 
     if layers:
         times[f"the message of stage {stage}"] = profile.link.message(layers[-1])
     return [(abs(round(time) - time) / work if work else 0.0, what, time) for what, time in times.items()]
-
-
-NOTABLE_ERROR = 0.10  # of a slice's time
-SMALL = 0.01  # of all layers' time: layers that take less are left out
-KINDS = ("F", "B", "W", "BW")
-ADVICE = "time them longer (profile --seconds), or take fewer, longer slices"
-
-
-def layer_errors_note(profile: Profile) -> str:
-    """A note if slices of a layer differ by more than 10 % from their line, about the largest difference in µs; else "".
-    Layers that take less than 1 % of all layers' time are left out."""
-    groups = [(f"layer '{printable(layer.name)}'", [layer]) for layer in profile.layers]
-    return _farthest(profile, groups, KINDS, SMALL)
-
-
-def stage_errors_note(profile: Profile, counts: Sequence[int], fused: bool) -> str:
-    """The same for stages, whose layers may all differ in the same direction. counts: layers of each stage."""
-    stages = enumerate(layer_ranges(counts))
-    groups = [(f"stage {stage}", [profile.layers[i] for i in numbers]) for stage, numbers in stages]
-    return _farthest(profile, groups, ("F", "BW") if fused else ("F", "B", "W"), 0.0)
-
-
-def _farthest(profile: Profile, groups: Sequence[tuple[str, list[Layer]]], kinds: Sequence[str], small: float) -> str:
-    """A note about the layers and the kind of pass whose slices differ most, in µs, from their lines. small: see `SMALL`."""
-    cuts, named = timed_slices(profile) or (WHOLE, {})
-    errors = {replace(layer, name=""): named[layer.name] for layer in profile.layers if layer.name in named}
-    far = list[tuple[float, float, str]]()
-    for kind in kinds if errors else ():
-        times = {layer: sum(slice_times([layer], kind, cuts)) for layer in profile.layers}
-        least = small * sum(times[layer] for layer in profile.layers)
-        for name, layers in groups:
-            apart = sum(errors.get(replace(layer, name=""), {}).get(kind, 0.0) * times[layer] for layer in layers)
-            if apart > NOTABLE_ERROR * (total := sum(times[layer] for layer in layers)) and total > least:
-                far.append((apart, apart / total, f"{kind} of {name}"))
-    if not far:
-        return ""
-    _, share, what = max(far)
-    return f"slices: {what} was timed up to {share:.0%} apart from the lines that its slices take times from: {ADVICE}"

@@ -48,6 +48,7 @@ IN_FILES: dict[Any, Any] = {
     Line: tuple[Sample, Sample],
     tuple[Given, ...]: tuple[GivenForm, ...],
 }
+MADE_OF: dict[Any, Any] = {}  # form → its dataclass
 
 
 def _form(kind: type, **own: tuple[Any, ...]) -> Any:
@@ -57,14 +58,16 @@ def _form(kind: type, **own: tuple[Any, ...]) -> Any:
         hint = hints[field.name]
         usual = (IN_FILES.get(hint, hint), *(() if field.default is MISSING else (field.default,)))
         columns.append((field.name, *own.get(field.name, usual)))
-    return msgspec.defstruct(kind.__name__, columns, forbid_unknown_fields=True, frozen=True, kw_only=True)
+    form: Any = msgspec.defstruct(kind.__name__, columns, forbid_unknown_fields=True, frozen=True, kw_only=True)
+    MADE_OF[form] = kind
+    IN_FILES.update({kind: form, kind | None: form | None, tuple[kind, ...]: list[form]})  # type: ignore[valid-type]
+    return form
 
 
-SliceExtraForm = _form(SliceExtra, number=(COUNT,))
+_form(SliceExtra, number=(COUNT,))
 LayerForm = _form(
     Layer,
     name=(str | None, None),
-    slice_extra=(SliceExtraForm | None, None),
     **dict.fromkeys(BACKWARD, (TIME | None, None)),
     **dict.fromkeys(SIZES, (SIZE, 0)),
 )
@@ -79,25 +82,15 @@ HostForm = _form(
     ranks=(COUNT | None, None),
     shared_bus=(COUNT, 0),
 )
-ShardPassesForm = _form(ShardPasses, held=(SIZE, 0))
-ShardForm = _form(
-    ShardCosts,
-    ranks=(COUNT,),
-    one=(ShardPassesForm,),
-    two=(ShardPassesForm,),
-    parameter_bytes=(SIZE, 0),
-    scaled=(Literal[""], ""),
-)
+_form(ShardPasses, held=(SIZE, 0))
+_form(ShardCosts, ranks=(COUNT,), parameter_bytes=(SIZE, 0), scaled=(Literal[""], ""))
 VocabularyForm = _form(
     VocabularyCosts,
     source=(str, "given"),
     size=(COUNT,),
     statistic_bytes=(SIZE, 0),
     output=(COUNT,),
-    output_rest=(LayerForm,),
-    shards=(list[ShardForm],),  # type: ignore[valid-type]
     embedding=(COUNT | None, None),
-    embedding_rest=(LayerForm | None, None),
 )
 
 
@@ -134,11 +127,7 @@ def layer_from(form: Any, where: str, index: int = 0) -> Layer:
 
         return tuple(Given(row.name, size(row, "bytes"), row.gradient, size(row, "kept")) for row in rows)
 
-    def slice_extra(form: Any, where: str) -> SliceExtra | None:
-        with prefixed(where):
-            return None if form is None else SliceExtra(**msgspec.structs.asdict(form))
-
-    return complete(_fields(form, Layer, where, slice_extra=slice_extra, gives=gives), index, where)
+    return complete(_fields(form, Layer, where, gives=gives), index, where)
 
 
 def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
@@ -204,18 +193,7 @@ def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | Non
     if form is None:
         return None
 
-    def rest(form: Any, where: str) -> Layer | None:
-        return None if form is None else layer_from(form, where)
-
-    def passes(form: Any, where: str) -> ShardPasses:
-        return ShardPasses(**_fields(form, ShardPasses, where))
-
-    def shards(forms: Sequence[Any], where: str) -> tuple[ShardCosts, ...]:
-        rows = (_fields(row, ShardCosts, f"{where}[{i}]", one=passes, two=passes) for i, row in enumerate(forms))
-        return tuple(ShardCosts(**row) for row in rows)
-
-    inner = {"output_rest": rest, "embedding_rest": rest, "shards": shards}
-    costs = _fields(form, VocabularyCosts, f"{where}: vocabulary", **inner)
+    costs = _fields(form, VocabularyCosts, f"{where}: vocabulary")
     with prefixed(where):
         vocabulary = VocabularyCosts(**costs)
         vocabulary.check(layers)
@@ -223,15 +201,28 @@ def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | Non
 
 
 def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """A form's fields as those of a dataclass, with text parsed as a time, bytes or a rate. inner: functions that read
-    fields which are forms themselves."""
+    """A form's fields as those of a dataclass, with text parsed as a time, bytes or a rate, and forms as what they are of.
+    inner: functions that read further fields."""
     values, hints = {}, get_type_hints(kind)
     for name, value in msgspec.structs.asdict(form).items():
+        at = f"{where}: {name}"
         if name in inner:
-            values[name] = inner[name](value, f"{where}: {name}")
+            values[name] = inner[name](value, at)
+        elif type(value) in MADE_OF:
+            values[name] = _made(value, at)
+        elif isinstance(value, list) and value and type(value[0]) in MADE_OF:
+            values[name] = tuple(_made(row, f"{at}[{i}]") for i, row in enumerate(value))
         else:
             values[name] = read(value, "rate" if name in RATES else hints[name], f"{where}: field '{name}'")
     return values
+
+
+def _made(form: Any, where: str) -> Any:
+    kind = MADE_OF[type(form)]
+    if kind is Layer:
+        return layer_from(form, where)
+    with prefixed(where):
+        return kind(**_fields(form, kind, where))
 
 
 def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], where: str) -> Tied:

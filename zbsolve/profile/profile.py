@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any
 
 import msgspec
@@ -63,10 +63,9 @@ def collective_rows(profile: Profile, where: str) -> list[CollectiveRow]:
 
 ROLES = 3  # of stages: the first, those in the middle, the last
 PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # positional, after ranks
+OF_LAYERS = [field.name for field in fields(Layer)]
 # Fields of layers that are left out of files where they are empty, so that older versions read these files.
-OF_SLICES = ("attention_F", "attention_B", "kv_bytes", "kv_gradient_bytes", "slice_extra")
-OF_SIZES = ("fixed_F", "fixed_B", "fixed_W", "fixed_BW")
-NEWER = ("message", *OF_SLICES, "frozen_bytes", "buffer_bytes", *OF_SIZES, "gives", "takes", "begins")
+NEWER = OF_LAYERS[OF_LAYERS.index("message") :]
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Profile:
     tied: (bytes, layer numbers) of each parameter that several layers hold: a rank with several of them holds it once.
     shard_link: between the ranks of a data-parallel group, for sharded parameters and replicas; None: not known, and the
         pipeline's is used.
-    host: between a device and its node's host memory; None: not known, so nothing can be offloaded.
+    host: between a device and its node's host memory; None: not known, so nothing can be copied there.
     microbatch_factors: by which factor each microbatch is larger than the layers say, in times, bytes and messages; steps
         must have that many microbatches; (): all are equal. A run's factors are only of its times: its messages were
         measured themselves, and are not scaled (fact `messages_alike`).

@@ -14,10 +14,10 @@ from ..planner.bounds.space_bounds import DOMINATED, RULES
 from ..planner.candidate import Candidate
 from ..planner.case import case_of, no_harder
 from ..planner.cluster import CONTENTION, Cluster
-from ..planner.costs.layer_costs import Model
 from ..planner.costs.rank_costs import least_bytes
 from ..planner.layout import FIELDS, NAMES, Layout
 from ..planner.plan_file import NEAR, Plan
+from ..planner.profiled_model import Model
 from ..planner.solved_space import MFU_COUNTS, SolvedSpace, families
 from ..util.text import aligned, format_bytes, format_gap, format_time, format_times, in_one_unit, printable
 from .pages import packed, render

@@ -14,14 +14,14 @@ from ..features.feature import AUTO, is_auto, left_open
 from ..features.keeping import BOTH, all_kept
 from ..features.offload import copy_ratio, is_none
 from ..features.sizes import Batch, batch_of, numbers_of
-from ..features.slices import bound_of_any_slices
+from ..features.slices import bound_of_any_slices, stage_errors_note
 from ..features.table import COMPARED, compared, usual
 from ..ilp.bounds.any_choice import MOST_STATES, bound_over_orders, bound_over_sizes, check_numbers
 from ..kinds import WORK
 from ..partition.file import Partition
 from ..partition.stage_costs import least_step
 from ..problem import Problem
-from ..profile.doubtful import rounding_note, stage_errors_note
+from ..profile.doubtful import rounding_note
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..search.auto import Tried

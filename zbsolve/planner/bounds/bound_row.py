@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...tables import Ints
+from ..costs.columns import Common, Copies, Costs, Exchanges, Kept, Part
 from ..costs.layer_formulas import Times
-from ..costs.least_parts import Copies, Exchanges, Kept, Slices
-from ..costs.rank_costs import Costs, shards_beside
-from ..costs.vocabulary_shards import Shards
+from ..costs.rank_costs import common_beside
 from ..layout import SINGLE, VEE, Layout
 
 Rows = NDArray[Any]  # of `RECORD`, shape (layouts,)
@@ -29,17 +28,17 @@ class BoundRow(NamedTuple):
     vee: int
     chain: int  # µs of one microbatch's forwards and backwards
     serial: int  # µs of all passes one after the other
-    capacity: int  # bytes of a rank without its shard of the vocabulary
-    shard_bytes: int  # bytes that a shard holds while the rank's blocks keep a microbatch
-    transient: int  # bytes that a pass takes while it runs, beyond those of a shard's pass
+    capacity: int  # bytes of a rank without what all ranks have
+    common_bytes: int  # bytes of it while the rank's blocks keep a microbatch
+    transient: int  # bytes that a pass takes while it runs, beyond those of S
     blocks: int
-    slices: int
+    parts: int
     tied: int
     block: Times
     embedding: Times
     head: Times
-    part: Slices
-    shard: Shards
+    part: Part
+    common: Common
     kept: Kept
     copies: Copies
     exchange: Exchanges
@@ -47,8 +46,8 @@ class BoundRow(NamedTuple):
     states: int
     table_states: int
     waiting: int
-    gathered: int
-    unreduced: int
+    from_F: int
+    from_B: int
     away: int
 
 
@@ -68,7 +67,7 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Rows:
     layout: a table of layouts.
     capacity: bytes of each rank; None: no limit.
     """
-    shard, place = costs.shard, np.asarray(layout.placement)
+    common, place = costs.common, np.asarray(layout.placement)
     columns = costs._asdict() | {
         "ranks": layout.pp,
         "chunks": layout.chunks,
@@ -77,9 +76,9 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Rows:
         "vee": place == VEE,
         "chain": chain_bounds(costs, layout),
         "serial": _serial(costs, layout),
-        "capacity": (NO_LIMIT if capacity is None else min(capacity, NO_LIMIT)) - shard.states - shard.transient,
-        "shard_bytes": shards_beside(costs, layout),
-        "transient": np.maximum(0, costs.transient - shard.transient),
+        "capacity": (NO_LIMIT if capacity is None else min(capacity, NO_LIMIT)) - common.states - common.transient,
+        "common_bytes": common_beside(costs),
+        "transient": np.maximum(0, costs.transient - common.transient),
     }
     rows = np.empty(len(costs.sent), RECORD)
     for name in BoundRow._fields:
@@ -92,19 +91,19 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Rows:
 
 
 def chain_bounds(costs: Costs, layout: Layout) -> Ints:
-    """[layout]: µs of one microbatch's forwards and backwards without W, the same for every partition. With slices it is
-    that of the last slice, whose B come after its F and before the B of all other slices. It includes the embedding's
-    collectives and shards' passes of a sharded vocabulary, the last stage's copies, and the first stage's gather."""
-    collectives = costs.shard.gap + 2 * costs.shard.lookup + costs.exchange.table_gather
+    """[layout]: µs of one microbatch's forwards and backwards without W, the same for every partition. It is that
+    of the last part, whose B come after its F and before the B of all other parts. It includes collectives and passes S that
+    all ranks have, the last stage's copies, and the first stage's exchange before its passes."""
+    collectives = costs.common.gap + 2 * costs.common.lookup + costs.exchange.table_before
     return np.asarray(costs.part.chain + 2 * _messages(layout) * costs.part.sent + collectives + costs.copies.chain)
 
 
 def _serial(costs: Costs, layout: Layout) -> Ints:
     """[layout]: µs of all passes, collectives and exchanges in a row. If a schedule exists, one takes no longer."""
-    ends, shard = costs.embedding.work + costs.head.work, costs.shard
+    ends, common = costs.embedding.work + costs.head.work, costs.common
     passes = costs.blocks * costs.block.work + ends + 2 * _messages(layout) * costs.sent
-    collectives = costs.slices * (shard.gap + 2 * shard.lookup)
-    steps = layout.count * (passes + collectives + costs.copies.most + layout.pp * (shard.S + shard.T))
+    collectives = costs.parts * (common.gap + 2 * common.lookup)
+    steps = layout.count * (passes + collectives + costs.copies.most + layout.pp * (common.S + common.T))
     return np.asarray(steps + costs.exchange.most)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...tables import Ints
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
-from .idle_kernels import gathered_fit, stages_behind, works_in_time
+from .idle_kernels import fits_at_first_B, stages_behind, works_in_time
 from .memory_kernels import ROUNDING, in_time, spread, staying, turnaround, turns_of_all
 from .stage_kernels import at_most, turns_within
 
@@ -19,9 +19,9 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
     slack = last_B - row.chain
     if slack < 0:
         return False
-    if m > 1 and row.slices == 1 and p * row.chunks * at_most(slack // (m - 1), max(row.block.F, row.block.B)) < blocks:
+    if m > 1 and row.parts == 1 and p * row.chunks * at_most(slack // (m - 1), max(row.block.F, row.block.B)) < blocks:
         return False
-    # Memory over time: a block's bytes are held while the rest of the chain runs, those of a slice while its own chain runs.
+    # Memory over time: a block's bytes are held while the rest of the chain runs, those of a part while its own chain runs.
     turn = turnaround(row)
     stay = staying(row, last_B)  # at best the last ones, which keep their bytes for the least time
     below = float((row.part.F + row.part.B) * stay * (stay + 1) // 2 + stay * turn)
@@ -38,13 +38,13 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
         if most < 0:
             return False
         taken += most
-    if taken < blocks or row.slices > 1 or row.kept.stays <= 0:
+    if taken < blocks or row.parts > 1 or row.kept.stays <= 0:
         return taken >= blocks
     # No rank can have fewer blocks than the others leave it. What its states leave free holds whole blocks.
     fits = 0
     for r in range(p):
         fewest = max(0, blocks_of_rank(row, x, r) - (taken - blocks))
-        each = row.states + (0 if row.copies.some else row.gathered)  # at a peak all stages keep the microbatch
+        each = row.states + (0 if row.copies.some else row.from_F)  # at a peak all stages keep the microbatch
         fits += (room_of_rank(row, r) - fewest * each - (row.transient if fewest > 0 else 0)) // row.kept.stays
     if row.copies.some:
         return float(m) * below <= float(fits) * float(last_B)
@@ -78,11 +78,11 @@ def rounds_fit(row: BoundRow, x: int, slack: int, cum: Ints) -> bool:
                 room += row.kept.head_moment  # the head's microbatch is not there yet
             sent = turn * p + at - (1 if back else 0)  # where a V turns, both stages are on one rank
             behind = (
-                row.exchange.table_gather
+                row.exchange.table_before
                 + row.embedding.F
                 + min(total, blocks) * (row.block.F + row.block.B)
                 + 2 * sent * row.sent
-                + 2 * row.shard.lookup
+                + 2 * row.common.lookup
             )
             turns = turns_within(row, x - row.exchange.last - behind, row.chain - behind)
             if turns >= 1:
@@ -112,7 +112,7 @@ def room_of_rank(row: BoundRow, r: int) -> int:
 def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     """The most blocks that rank r may have on all its stages; −1 if it has no time or memory even without blocks."""
     p, m, vee = row.ranks, row.microbatches, row.vee == 1
-    head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup
+    head, drain = row.exchange.table_before + row.common.lookup, row.common.lookup
     if r > 0:
         head += row.part.embedding + (r - 1) * row.part.F + r * row.part.sent
         drain += (r - 1) * (row.part.B + row.part.sent)
@@ -127,28 +127,28 @@ def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     passes = forward + backward + sends * row.sent
     passes_end, last_B = x - row.exchange.least, x - row.exchange.last  # at the latest; last_B: the first stage's last
     most = at_most(
-        passes_end - head - m * (passes + weight + (row.shard.S + row.shard.T)),
+        passes_end - head - m * (passes + weight + (row.common.S + row.common.T)),
         m * (row.block.F + row.block.B + row.block.W),
     )
-    most = min(most, at_most(last_B - head - drain - m * (passes + row.shard.S), m * (row.block.F + row.block.B)))
+    most = min(most, at_most(last_B - head - drain - m * (passes + row.common.S), m * (row.block.F + row.block.B)))
     if not row.copies.some:
         most = min(most, at_most(last_B - head - drain, m * row.copies.out))  # copies follow one another
     if row.exchange.block > 0:
         tables = edges - (1 if row.tied and edges == 2 else 0)
-        beside = m * (passes + weight + row.shard.S)
+        beside = m * (passes + weight + row.common.S)
         most = exchanged_in_time(row, x, min(most, row.blocks), head, beside, tables * row.exchange.table)
     room = room_of_rank(row, r)
-    if room < row.shard_bytes or most < 0:
+    if room < row.common_bytes or most < 0:
         return -1
     # When the first microbatch's last F ends, it is there; with copies it may be away then.
-    each = max(row.gathered, row.kept.moment) if row.kept.copied > 0 else row.gathered + row.kept.moment
-    most = min(most, max(0, at_most(room - row.shard_bytes - row.transient, row.states + each)))
+    each = max(row.from_F, row.kept.moment) if row.kept.copied > 0 else row.from_F + row.kept.moment
+    most = min(most, max(0, at_most(room - row.common_bytes - row.transient, row.states + each)))
     free = room + (row.kept.head_moment if last else 0)  # at another moment than the head's
-    while not gathered_fit(row, most, free):
+    while not fits_at_first_B(row, most, free):
         most -= 1
     most = in_time(row, x, free, most)
     most = works_in_time(row, x, r, most, head, free, max(0, stages_behind(row, r) - 1))  # all but the last have blocks
-    if vee and r == 0 and row.slices == 1 and row.kept.stays > 0 and not row.copies.some:
+    if vee and r == 0 and row.parts == 1 and row.kept.stays > 0 and not row.copies.some:
         while most >= 0 and not starts_in_time(row, passes_end, most, room):
             most -= 1
     return most
@@ -184,12 +184,12 @@ def exchanges_fit(row: BoundRow, x: int, blocks: int, head: int, beside: int, ta
     m, turns, ended = row.microbatches, row.chunks, 0
     work, late = m * (row.block.F + row.block.B + row.block.W), m * (row.block.B + row.block.W)
     first = (
-        row.exchange.table_gather
-        + row.shard.lookup
+        row.exchange.table_before
+        + row.common.lookup
         + row.part.embedding
         + row.blocks * row.part.F
-        + row.shard.gap
-        + (row.head.F if row.slices == 1 else 0)
+        + row.common.gap
+        + (row.head.F if row.parts == 1 else 0)
     )
     first += (row.ranks * turns - 1 - row.vee) * row.part.sent
     for turn in range(turns):
@@ -211,7 +211,7 @@ def starts_in_time(row: BoundRow, x: int, most: int, room: int) -> bool:
     """
     m, stages = row.microbatches, row.ranks * row.chunks
     beside = (
-        row.embedding.F + row.embedding.W + row.head.F + row.head.B + row.head.W + 2 * row.sent + (row.shard.S + row.shard.T)
+        row.embedding.F + row.embedding.W + row.head.F + row.head.B + row.head.W + 2 * row.sent + row.common.S + row.common.T
     )
     work = m * (beside + most * (row.block.F + row.block.B + row.block.W))
     left = room - most * row.states - (row.transient if most > 0 else 0)
@@ -223,8 +223,8 @@ def starts_in_time(row: BoundRow, x: int, most: int, room: int) -> bool:
         each = row.embedding.F + first * row.block.F + row.sent
         several = m if first == 0 else min(m, free // (first * row.kept.moment))
         comes = (
-            row.exchange.table_gather
-            + row.shard.lookup
+            row.exchange.table_before
+            + row.common.lookup
             + row.embedding.F
             + (row.blocks - last) * row.block.F
             + (stages - 2) * row.sent

@@ -1,6 +1,6 @@
 """Lower bounds on a rank's idle time at both ends of a step, where its memory has room for little.
 
-*Before its first B* a rank can only run F, and S and T of a sharded vocabulary. The first B starts when the first microbatch
+*Before its first B* a rank can only run F, and S and T, which all ranks have. The first B starts when the first microbatch
 has passed all stages. Until then the rank frees no bytes of a block, except those copied to host memory. So it has run no
 more F than fit, and S and T of no more microbatches than fit on all its stages.
 
@@ -11,7 +11,7 @@ come back through all stages.
 *After its last B* a rank can only run W and T, of what B and S have left in memory. This B is that of the rank's first stage
 and the last microbatch, which still has to come back through all stages before it.
 
-Between both ends the rank may work all the time. Where stages gather their parameters, all stages of the rank hold theirs at
+Between both ends the rank may work all the time. Where stages hold bytes from their first F on, all stages of the rank do at
 both ends: its first B is of its last stage and a microbatch that all of its stages keep, and so is its last F.
 
 *Windows.* The same holds for the first B and the last F of each stage of a rank. The window of a stage is that stage and the
@@ -23,10 +23,10 @@ rank's stages before it.
 * Behind the last F of a stage there is no F of an earlier one. Later stages have passes only of microbatches that the window
   keeps on all its stages.
 
-*Slices.* The first B of a microbatch waits for all its slices, which follow one another on every stage. The first slice
-comes to a stage after all stages before. From there on the last slice, which takes longest, goes to the end. The way back is
-the same, the last slice first. The slices of a microbatch that are between F and B are its first ones. Slices are of even
-length, and attention takes longest in the last ones. So their part of F and B is no greater than their part of the bytes.
+*Parts.* The first B of a microbatch waits for all its parts, which follow one another on every stage. The first part
+comes to a stage after all stages before. From there on the last part, which takes longest, goes to the end. The way back is
+the same, the last part first. The parts of a microbatch that are between F and B are its first ones. Parts are of even
+length, and attention takes longest in the last ones. So their share of F and B is no greater than their share of the bytes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def has_time(row: BoundRow, x: int, r: int, blocks: int, head: int, room: int, b
     after = max(0, behind - blocks) if row.single else behind
     first, stages = (row.blocks - behind, min(blocks, behind)) if row.single else (0, 0), stages_behind(row, r)
     begins, way_back = before_backward(row, first, stages, after), behind_forward(row, first, stages, after)
-    left = max(0.0, room_beside(row, blocks, room) - float(blocks * row.gathered))
+    left = max(0.0, room_beside(row, blocks, room) - float(blocks * row.from_F))
     there, window = blocks_there(row, left), all_stages(row, r, blocks)
     idle = idle_before(row, r, window, there, head, begins)
     before = row.blocks - behind if row.single else max(0, r - 1)
@@ -92,7 +92,7 @@ def drains_in_time(row: BoundRow, x: int, r: int, blocks: int, before: int, idle
     idle: µs that the rank is idle before its first B.
     left: bytes for what passes keep.
     """
-    drain = row.shard.lookup + (before * row.part.B + (r - 1) * row.part.sent if r > 0 else 0)
+    drain = row.common.lookup + (before * row.part.B + (r - 1) * row.part.sent if r > 0 else 0)
     done = float(work_of(row, r, blocks)) - behind_backwards(row, r, blocks, left)
     return idle + done <= float(x - row.exchange.last - drain)
 
@@ -100,14 +100,14 @@ def drains_in_time(row: BoundRow, x: int, r: int, blocks: int, before: int, idle
 @inner_kernel
 def behind_backwards(row: BoundRow, r: int, blocks: int, left: float) -> float:
     """An upper bound, µs, on W and T that rank r runs behind its last B, from what `left` bytes can keep until then."""
-    pending = float(row.kept.pending - (row.slices if row.slices > 1 else 0))
-    weights, shards, rate = (float(row.microbatches * blocks * row.block.W), float(row.microbatches * row.shard.T), 0.0)
-    behind = weights + shards
+    pending = float(row.kept.pending - (row.parts if row.parts > 1 else 0))
+    weights, others, rate = (float(row.microbatches * blocks * row.block.W), float(row.microbatches * row.common.T), 0.0)
+    behind = weights + others
     if pending > 0.0:
         rate = float(row.block.W) / pending
-        behind = min(weights, left * rate) + shards
-        if row.shard.pending > 0:
-            behind = min(behind, left * max(rate, shards / float(row.microbatches * row.shard.pending)))
+        behind = min(weights, left * rate) + others
+        if row.common.pending > 0:
+            behind = min(behind, left * max(rate, others / float(row.microbatches * row.common.pending)))
     behind += float(row.microbatches * row.embedding.W) if r == 0 else 0.0
     behind += float(row.microbatches * row.head.W) if stages_behind(row, r) == 0 else 0.0
     return behind * (1 + ROUNDING) + roundings(row)
@@ -134,8 +134,8 @@ def work_of(row: BoundRow, r: int, blocks: int) -> int:
     first, last = r == 0, stages_behind(row, r) == 0
     sends = 2 * row.chunks - (1 if first else 0) - (1 if last else 0) - (2 if row.vee and r == row.ranks - 1 else 0)
     ends = (row.embedding.F + row.embedding.W if first else 0) + (row.head.F + row.head.B + row.head.W if last else 0)
-    shards = row.shard.S + row.shard.T
-    return int(row.microbatches * (blocks * (row.block.F + row.block.B + row.block.W) + shards + sends * row.sent + ends))
+    others = row.common.S + row.common.T
+    return int(row.microbatches * (blocks * (row.block.F + row.block.B + row.block.W) + others + sends * row.sent + ends))
 
 
 @inner_kernel
@@ -143,44 +143,44 @@ def before_backward(row: BoundRow, first: tuple[int, int], behind: int, after: i
     """A lower bound, µs, on the time before the first B of a stage. behind: stages after it that a message goes to; after:
     the least blocks on those; first: as in `through_all`."""
     begins = (
-        row.exchange.table_gather
-        + row.shard.lookup
+        row.exchange.table_before
+        + row.common.lookup
         + row.part.embedding
         + through_all(row, first, row.block.F, row.part.F, row.part.late_F)
-        + row.shard.gap
+        + row.common.gap
     )
     begins += (row.ranks * row.chunks - 1 - row.vee + behind) * row.part.sent + after * row.part.late_B
-    return int(begins + (row.head.F + (row.head.B if behind else 0) if row.slices == 1 else 0))
+    return int(begins + (row.head.F + (row.head.B if behind else 0) if row.parts == 1 else 0))
 
 
 @inner_kernel
 def behind_forward(row: BoundRow, first: tuple[int, int], behind: int, after: int) -> int:
     """A lower bound, µs, on the time from the end of a stage's last F to the end of the first stage's last B. The stage's
     own message is part of its F. first, behind, after: as in `before_backward`."""
-    left = row.shard.lookup + through_all(row, first, row.block.B, row.part.B, row.part.late_B) + row.shard.gap
+    left = row.common.lookup + through_all(row, first, row.block.B, row.part.B, row.part.late_B) + row.common.gap
     left += (row.ranks * row.chunks - 1 - row.vee + max(0, behind - 1)) * row.part.sent + after * row.part.late_F
-    return int(left + (row.head.B + (row.head.F if behind else 0) if row.slices == 1 else 0))
+    return int(left + (row.head.B + (row.head.F if behind else 0) if row.parts == 1 else 0))
 
 
 @inner_kernel
 def through_all(row: BoundRow, first: tuple[int, int], whole: int, part: int, late: int) -> int:
     """A lower bound, µs, on a microbatch's path through all blocks, in one direction.
 
-    A whole sequence takes the time of all blocks. Slices run beside each other on different stages, but one after the other
-    on one stage. So all slices count on one stage: that with most blocks, or a rank's first stage if its blocks are known.
+    A whole microbatch takes the time of all blocks. Parts run beside each other on different stages, but one after the other
+    on one stage. So all parts count on one stage: that with most blocks, or a rank's first stage if its blocks are known.
     The longer path counts.
 
     first: blocks before the rank's first stage, and on it.
-    whole: µs of a block, all slices together.
-    part: the least µs of a slice of a block.
-    late: the least µs of the last slice of a block.
+    whole: µs of a block, all parts together.
+    part: the least µs of a part of a block.
+    late: the least µs of the last part of a block.
     """
     before, here = first
     most = -(-row.blocks // (row.ranks * row.chunks))  # blocks on some stage
-    if row.slices == 1:
+    if row.parts == 1:
         return row.blocks * whole
-    at_first = before * part + here * whole - row.slices + (row.blocks - before - here) * late  # each slice is rounded
-    return max((row.blocks + (row.slices - 1) * most) * part, at_first)
+    at_first = before * part + here * whole - row.parts + (row.blocks - before - here) * late  # each part is rounded
+    return max((row.blocks + (row.parts - 1) * most) * part, at_first)
 
 
 @inner_kernel
@@ -198,7 +198,7 @@ def idle_before(row: BoundRow, r: int, window: Window, there: float, head: int, 
     whole = microbatches(row, fits, kept)
     fits = whole * kept if kept == first else fits
     done = fits * (float(row.block.F) + share * float(row.sent)) + whole * behind_window(row, r, window)
-    done += whole * float(row.shard.S + row.shard.T) + roundings(row)
+    done += whole * float(row.common.S + row.common.T) + roundings(row)
     if r == 0:  # its first stage may have no block
         if first > 0:
             done += min(float(row.microbatches), fits / first) * float(row.embedding.F)
@@ -213,18 +213,18 @@ def idle_behind(row: BoundRow, r: int, window: Window, there: float, left: float
     """A lower bound, µs, on rank r's idle time in the `time` µs behind the last F of a window's stage. What it works on then
     is kept from F to B, from B to W or from S to T, in `left` bytes. there: as in `idle_before`."""
     kept, share = window.kept, window.share
-    pending = float(row.kept.pending - (row.slices if row.slices > 1 else 0))
+    pending = float(row.kept.pending - (row.parts if row.parts > 1 else 0))
     if kept <= 0 or pending <= 0.0:
         return 0.0
     copied, weight = copied_in(row, time, row.copies.back), float(row.block.W) / pending
     here = min(there, float(row.microbatches * kept))
     whole = microbatches(row, min(there + copied, float(row.microbatches * kept)), kept)
-    shards = float(row.shard.T)
-    done = kept_work(row, here, left, weight) + float(row.microbatches) * shards
-    if row.shard.pending > 0:
-        done = min(done, kept_work(row, here, left, max(weight, shards / float(row.shard.pending))) + whole * shards)
+    late = float(row.common.T)
+    done = kept_work(row, here, left, weight) + float(row.microbatches) * late
+    if row.common.pending > 0:
+        done = min(done, kept_work(row, here, left, max(weight, late / float(row.common.pending))) + whole * late)
     done += copied * float(row.block.B + row.block.W) + (here + copied) * share * float(row.sent)
-    done += whole * (behind_window(row, r, window) + float(row.shard.S)) + roundings(row)
+    done += whole * (behind_window(row, r, window) + float(row.common.S)) + roundings(row)
     done += float(row.microbatches * row.embedding.W) if r == 0 else 0.0
     done += whole * float(row.head.B) + float(row.microbatches * row.head.W) if stages_behind(row, r) == 0 else 0.0
     return max(0.0, float(time) - done * (1 + ROUNDING))
@@ -241,7 +241,7 @@ def kept_work(row: BoundRow, there: float, left: float, rate: float) -> float:
 @inner_kernel
 def microbatches(row: BoundRow, fits: float, kept: int) -> float:
     """The most microbatches kept on all stages of a window at once, each with `kept` blocks there, if `fits` blocks fit."""
-    return float(np.floor(fits / float(kept))) if row.slices == 1 else fits / float(kept)
+    return float(np.floor(fits / float(kept))) if row.parts == 1 else fits / float(kept)
 
 
 @inner_kernel
@@ -254,26 +254,26 @@ def behind_window(row: BoundRow, r: int, window: Window) -> float:
 
 
 @inner_kernel
-def gathered_fit(row: BoundRow, blocks: int, room: int) -> bool:
-    """Whether the gathered parameters and gradients of so many blocks fit on a rank when the first B of some stage begins.
+def fits_at_first_B(row: BoundRow, blocks: int, room: int) -> bool:
+    """Whether what so many blocks hold from their first F and B on fits on a rank when the first B of some stage begins.
     room: bytes for blocks and their states."""
-    beside = float(blocks * (row.states + row.gathered) + row.transient)
+    beside = float(blocks * (row.states + row.from_F) + row.transient)
     if blocks == 0 or beside + gradients_there(row, blocks, room) > float(room):
         return blocks == 0
-    return row.unreduced == 0 or blocks <= blocks_in_turn(row, room - blocks * row.states - row.transient)
+    return row.from_B == 0 or blocks <= blocks_in_turn(row, room - blocks * row.states - row.transient)
 
 
 @inner_kernel
 def blocks_in_turn(row: BoundRow, left: int) -> int:
-    """The most blocks that a rank that gathers parameters can have, in `left` bytes beside their states.
+    """The most blocks of a rank whose stages hold bytes from their first F and B on, in `left` bytes beside their states.
 
-    When the first B of a stage begins, memory holds the stage's gradients, a microbatch, and what the stage gathered. The
-    microbatch has passed the rank's stages before it and comes back to them later. So what these gathered is there too, and
-    what they keep of the microbatch, if nothing is copied. More blocks on earlier stages leave room for fewer here, but not
-    for fewer in all. So each stage in turn takes as many as fit.
+    When the first B of a stage begins, memory holds both of these bytes of the stage, and a microbatch. The microbatch has
+    passed the rank's stages before it and comes back to them later. So what these hold from F on is there too, and what they
+    keep of the microbatch, if nothing is copied. More blocks on earlier stages leave room for fewer here, but not for fewer
+    in all. So each stage in turn takes as many as fit.
     """
-    here = row.gathered + row.unreduced + max(row.kept.stays, row.kept.copied)
-    earlier, blocks = row.gathered + (row.kept.stays if row.kept.copied == 0 else 0), 0
+    here = row.from_F + row.from_B + max(row.kept.stays, row.kept.copied)
+    earlier, blocks = row.from_F + (row.kept.stays if row.kept.copied == 0 else 0), 0
     for _ in range(row.chunks):
         blocks += max(0, (left - blocks * earlier) // here)
     return blocks
@@ -289,11 +289,11 @@ def gradients_there(row: BoundRow, blocks: int, room: int) -> float:
 
     room: bytes for blocks and their states.
     """
-    if row.unreduced == 0:
+    if row.from_B == 0:
         return 0.0
     kept = max(row.kept.stays, row.kept.copied)
-    empty = max(0, room - blocks * row.states + row.away) // (row.microbatches * kept + row.gathered) if kept > 0 else blocks
-    return float(max(0, blocks - empty) * row.unreduced)
+    empty = max(0, room - blocks * row.states + row.away) // (row.microbatches * kept + row.from_F) if kept > 0 else blocks
+    return float(max(0, blocks - empty) * row.from_B)
 
 
 @inner_kernel
@@ -306,5 +306,5 @@ def copied_in(row: BoundRow, time: int, each: int) -> float:
 
 @inner_kernel
 def roundings(row: BoundRow) -> float:
-    """An upper bound, µs, on what rounding adds to all slices of a rank: less than one µs for each."""
-    return float(row.microbatches * row.chunks * row.slices) if row.slices > 1 else 0.0
+    """An upper bound, µs, on what rounding adds to all parts of a rank: less than one µs for each."""
+    return float(row.microbatches * row.chunks * row.parts) if row.parts > 1 else 0.0

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from ...tables import Ints
 from ...util.kernels import kernel
 from ..cluster import Cluster
-from ..costs.layer_costs import Model, model_costs
+from ..costs.columns import Costs, Exchanges
 from ..costs.layer_formulas import WEIGHT_BYTES, after_exchange, exchange_pass, update
-from ..costs.least_parts import Exchanges
-from ..costs.rank_costs import Costs, fullest, roles
-from ..layout import Layout
+from ..costs.rank_costs import fullest, model_costs, roles
+from ..layout import BESIDE, Layout
+from ..profiled_model import Model
 from .bound_row import BoundRow, Rows, bound_rows, chain_bounds
 from .chunk_kernels import possible_chunks
 from .memory_kernels import fitting, spread, staying
@@ -79,7 +79,7 @@ def possible(row: BoundRow, x: int, scratch: Ints) -> bool:
 def possible_ranks(row: BoundRow, x: int, scratch: Ints) -> bool:
     """`possible` without the test of how each rank's blocks are split over its stages."""
     last_B = x - row.exchange.last
-    if last_B < row.chain + (spread(row, float(staying(row, last_B)), fitting(row), 0) if row.slices == 1 else 0.0):
+    if last_B < row.chain + (spread(row, float(staying(row, last_B)), fitting(row), 0) if row.parts == 1 else 0.0):
         return False
     return possible_single(row, x) if row.single else possible_chunks(row, x, scratch)
 
@@ -136,7 +136,7 @@ def pipeline_bounds(costs: Costs, layout: Layout, capacity: int | None) -> tuple
 
 def _without_copies(costs: Costs, layout: Layout, free: Ints) -> Ints:
     """[layout]: bounds without memory limits where copies take no time. free: the same where they do."""
-    some = np.flatnonzero(layout.offload)
+    some = np.flatnonzero(~costs.stays)
     if not len(some):
         return free
     none = costs._replace(copies=costs.copies._replace(out=0 * free, back=0 * free, chain=0 * free))
@@ -149,7 +149,7 @@ def work_bounds(costs: Costs, layout: Layout) -> Ints:
     """[layout]: a lower bound, µs, on the work of the busiest rank, over all partitions into whole blocks."""
     on = roles(layout)
     fixed = on.embedding * costs.embedding.work + on.head * costs.head.work + on.sends * costs.sent
-    fixed = fixed + costs.shard.S + costs.shard.T
+    fixed = fixed + costs.common.S + costs.common.T
     return np.asarray(layout.count * fullest(costs.blocks, costs.block.work, fixed, on.number))
 
 
@@ -159,7 +159,7 @@ def least_behind(model: Model, layout: Layout, cluster: Cluster) -> NDArray[np.f
     table, block = np.minimum(costs.first.parameter_bytes, costs.last.parameter_bytes), costs.block.parameter_bytes
     again = (on.embedding & on.head) * (np.asarray(costs.shared) > 0)
     fixed = (on.embedding + on.head - again) * np.asarray(table, np.int64)
-    fixed = np.where(layout.vocabulary, np.asarray(costs.shard_bytes, np.int64), fixed)
+    fixed = np.where(costs.on_stages, fixed, np.asarray(costs.common_bytes, np.int64))
     least = fullest(model.layers, np.maximum(1, np.asarray(block, np.int64)), fixed, on.number) / WEIGHT_BYTES
     return np.asarray(after_exchange(least, layout, cluster, model.update_us))
 
@@ -168,7 +168,7 @@ def least_behind(model: Model, layout: Layout, cluster: Cluster) -> NDArray[np.f
 
 
 # Layouts that agree in these fields have the same passes.
-GROUP = ("dp", "tp", "pp", "chunks", "placement", "size", "vocabulary", "slices", "offload")
+GROUP = ("dp", "tp", "pp", "chunks", "placement", "size", *BESIDE)
 
 
 def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> Ints:
@@ -176,8 +176,8 @@ def dominators(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> 
 
     Both have the same passes and edges, except that the dominating one may have no exchange. None of its passes, messages,
     exchanges and updates takes longer, and no bytes kept, taken or waiting are more. So each partition and schedule of the
-    other is also one of it, as short and in as little memory. Of equal layouts the first stays. Slices have rounded shares,
-    which may be larger for a smaller whole, so layouts in slices are only compared where their layers are equal.
+    other is also one of it, as short and in as little memory. Of equal layouts the first stays. Parts have rounded shares,
+    which may be larger for a smaller whole, so layouts in parts are only compared where their layers are equal.
     """
     sizes = np.broadcast_arrays(*_sizes(model, layout, cluster, costs))
     columns = np.stack([np.asarray(size, np.float64) for size in sizes], axis=1)
@@ -197,9 +197,10 @@ def _sizes(model: Model, layout: Layout, cluster: Cluster, costs: Costs) -> tupl
     """All numbers that a step's time and memory grow with. Exchanges and updates are proportional to a rank's parameters."""
     behind = exchange_pass(1.0, layout, cluster), update(1.0, layout, cluster, model.update_us)
     layers_of = model_costs(model, layout, cluster)
-    layers = (*layers_of.first, *layers_of.block, *layers_of.last, layers_of.rest_kept)
-    several = np.asarray(layout.slices) > 1
-    sizes = (*layers, costs.sent, *behind, layers_of.states, costs.waiting, *costs.shard)
+    rows = (layer._asdict().items() for layer in (layers_of.first, layers_of.block, layers_of.last))
+    layers = [*(size for row in rows for name, size in row if name != "parts"), layers_of.rest_kept]  # `GROUP` has these
+    several = layout.parts > 1
+    sizes = (*layers, costs.sent, *behind, layers_of.states, costs.waiting, *costs.common)
     return (*sizes, *(-1 * several * layer for layer in layers))
 
 

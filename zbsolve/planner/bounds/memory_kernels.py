@@ -5,15 +5,15 @@
 *Over time.* A rank keeps each block of a microbatch from its F on this stage to its B there, and after that what its W
 needs. All this must fit into the rank's memory, bytes times time. Memory does not fill at once, as a rank runs one pass
 after the other. When a rank keeps n blocks, it has done F of all of them but those of the last pass, and it still has to do
-B of all but those of one pass. Each slice's part is kept while the slice is on its way. Together they are the microbatch's.
+B of all but those of one pass. What a part keeps is there while the part is on its way. Together they are the microbatch's.
 
-*With offload* (arXiv 2503.01328) a block is on the device during its F and its copy to the host, and again during the copy
-back and its B, however far apart both are. A stage of n blocks keeps at least n `kept.moment` of a microbatch, and only
-whole blocks fit. Its passes and copies take at least n times as long as a block's. So a rank whose stages copy all that they
-keep needs m Σ n² (F + O + R + B) block-µs, where n are the blocks of its stages. It has the number of blocks that fit, times
-the makespan. Σ n² is least if the stages are alike. With "half", the first ⌈v / 2⌉ of v stages of a rank copy. The others
-keep theirs from F to B: at least while both run and while the last stage's logits are made. How a rank divides its
-blocks between both kinds is open, so the least need counts.
+*With copies to host memory* (arXiv 2503.01328) a block is on the device during its F and its copy to the host, and again
+during the copy back and its B, however far apart both are. A stage of n blocks keeps at least n `kept.moment` of a
+microbatch, and only whole blocks fit. Its passes and copies take at least n times as long as a block's. So a rank whose
+stages copy all that they keep needs m Σ n² (F + O + R + B) block-µs, where n are the blocks of its stages. It has the number
+of blocks that fit, times the makespan. Σ n² is least if the stages are alike. Where only some stages copy, these are the
+first ⌈v / 2⌉ of v stages of a rank. The others keep theirs from F to B: at least while both run and while the last stage's
+logits are made. How a rank divides its blocks between both kinds is open, so the least need counts.
 
 For blocks that stay, all ranks together give more. Each is kept while it and all such blocks behind it run, there and back.
 So S of them need (F + B) S (S + 1) / 2 block-µs of a microbatch. The others, L − S on p ⌈v / 2⌉ stages, need theirs too. The
@@ -63,9 +63,9 @@ def room_beside(row: BoundRow, blocks: int, room: int) -> float:
 @inner_kernel
 def kept_of_block(row: BoundRow) -> float:
     """A lower bound on the bytes of a microbatch that a block keeps on the device from F to B; where its stage copies all,
-    until the copy has moved them. A slice's share is rounded."""
+    until the copy has moved them. A part's share is rounded."""
     size = row.kept.copied if row.kept.copied > 0 else row.kept.stays
-    return float(size - (row.slices if row.slices > 1 else 0))
+    return float(size - (row.parts if row.parts > 1 else 0))
 
 
 @inner_kernel
@@ -74,7 +74,7 @@ def blocks_there(row: BoundRow, left: float) -> float:
     size = kept_of_block(row)
     if size <= 0.0:
         return ANY
-    return float(np.floor(left / size)) if row.slices == 1 else left / size
+    return float(np.floor(left / size)) if row.parts == 1 else left / size
 
 
 # --- Peaks ---
@@ -84,7 +84,7 @@ def blocks_there(row: BoundRow, left: float) -> float:
 def spread(row: BoundRow, blocks: float, fits: float, slack: int) -> float:
     """A lower bound, µs, on the time between the first and the last peak. A microbatch peaks when its last F ends.
 
-    Where stages gather parameters, their gradients take memory too. A stage that runs no B before the k-th peak keeps k
+    Gradients may take memory from a stage's first B on. A stage that runs no B before the k-th peak keeps k
     microbatches then, so such stages have at most `fits` / k blocks. Gradients of all others leave less room from then on.
 
     blocks: how many each microbatch keeps from F to B.
@@ -93,10 +93,10 @@ def spread(row: BoundRow, blocks: float, fits: float, slack: int) -> float:
     """
     count = row.microbatches
     best = _spread_of(row, count, blocks, fits)
-    if row.unreduced > 0 and row.kept.copied == 0 and row.kept.stays > 0:
+    if row.from_B > 0 and row.kept.copied == 0 and row.kept.stays > 0:
         for k in range(1, min(count, MAX_FIRST) + 1):
             empty = min(float(row.blocks), np.floor((fits + slack) / k))
-            less = fits + slack - (float(row.blocks) - empty) * float(row.unreduced) / float(row.kept.stays)
+            less = fits + slack - (float(row.blocks) - empty) * float(row.from_B) / float(row.kept.stays)
             if less + ROUNDING * fits < blocks:
                 return ANY
             best = max(best, _spread_of(row, k, blocks, fits) + _spread_of(row, count - k + 1, blocks, less))
@@ -145,8 +145,8 @@ def fitting(row: BoundRow) -> float:
         return ANY
     tables = 1 if row.tied and (row.vee or row.ranks == 1) else 2
     ends = 2 * (row.ranks * row.chunks - 1)
-    # At a peak all stages keep its microbatch, and so what they gathered.
-    states = row.blocks * (row.states + row.gathered) + tables * row.table_states
+    # At a peak all stages keep its microbatch, and so what they hold from their first F on.
+    states = row.blocks * (row.states + row.from_F) + tables * row.table_states
     room = row.ranks * row.capacity - states - ends * row.waiting - row.kept.head_stays
     return float(room) / float(row.kept.stays)
 
@@ -157,21 +157,21 @@ def fitting(row: BoundRow) -> float:
 @inner_kernel
 def turnaround(row: BoundRow) -> int:
     """A lower bound, µs, on the time from a microbatch's F of the last block to its B."""
-    return int(row.shard.gap + (row.head.F + row.head.B if row.slices == 1 else 0))
+    return int(row.common.gap + (row.head.F + row.head.B if row.parts == 1 else 0))
 
 
 @inner_kernel
 def both_ways(row: BoundRow) -> float:
-    """µs of a block's F and B together; with slices, of an average slice."""
-    return float(row.block.F + row.block.B) / float(row.slices)
+    """µs of a block's F and B together; of an average part, if there are several."""
+    return float(row.block.F + row.block.B) / float(row.parts)
 
 
 @inner_kernel
 def kept_for(row: BoundRow, blocks: int, behind: int) -> float:
-    """A lower bound, µs, on how long a stage keeps a microbatch, or an average slice. blocks: on it and behind it;
-    behind: how many of these stages get a message. Each stage's slices are rounded."""
+    """A lower bound, µs, on how long a stage keeps a microbatch, or an average part. blocks: on it and behind it;
+    behind: how many of these stages get a message. Each stage's parts are rounded."""
     turn = turnaround(row)
-    rounded = 2 * row.ranks * row.chunks if row.slices > 1 else 0
+    rounded = 2 * row.ranks * row.chunks if row.parts > 1 else 0
     return float(blocks) * both_ways(row) + float(turn + 2 * behind * row.part.sent - rounded)
 
 
@@ -183,14 +183,14 @@ def held_in_time(row: BoundRow, span: Span, sizes: tuple[int, int], held: tuple[
     held: block-µs of a microbatch from F to B, and the sum of squares of its stages' blocks.
     """
     (blocks, large), (turns, squares) = sizes, held
-    if row.kept.copied > 0 or row.kept.stays <= row.slices or blocks == 0:
+    if row.kept.copied > 0 or row.kept.stays <= row.parts or blocks == 0:
         return True
-    at_once = float(large) / float(row.slices)  # blocks of the largest pass
+    at_once = float(large) / float(row.parts)  # blocks of the largest pass
     need, most = float(row.microbatches) * turns * (1 - ROUNDING), float(row.microbatches * blocks)
     some, time = min(room.blocks, most), float(span.end - span.head)
     if need > some * time - ramps(row, some - at_once, float(row.part.F + row.part.B), time):
         return False
-    weights = float(row.microbatches) * squares * float(row.block.W) if row.slices == 1 else 0.0
+    weights = float(row.microbatches) * squares * float(row.block.W) if row.parts == 1 else 0.0
     need += weights * min(1.0, row.kept.pending / row.kept.stays) * (1 - ROUNDING)
     some, time = min(room.size / kept_of_block(row), most), float(span.done - span.head)
     return bool(need <= some * time - ramps(row, some - at_once, float(row.part.F), time))
@@ -200,19 +200,19 @@ def held_in_time(row: BoundRow, span: Span, sizes: tuple[int, int], held: tuple[
 def ramps(row: BoundRow, blocks: float, each: float, time: float) -> float:
     """Block-µs of memory that stay empty while a rank fills up to so many blocks of microbatches and empties again.
 
-    each: µs of a slice of a block, filling and emptying.
+    each: µs of a part of a block, filling and emptying.
     time: µs that both ends must fit into; else 0 is returned.
     """
-    each = max(0.0, blocks) * each * float(row.slices)
+    each = max(0.0, blocks) * each * float(row.parts)
     return each * blocks / 2.0 * (1 - ROUNDING) if 0.0 < each <= time else 0.0
 
 
-# --- With offload ---
+# --- With copies to host memory ---
 
 
 @inner_kernel
 def in_time(row: BoundRow, x: int, room: int, most: int) -> int:
-    """The most blocks, up to `most`, that a rank with offload can have in x µs. room: bytes for blocks and their states."""
+    """The most blocks, up to `most`, that a rank can have in x µs if its stages copy. room: bytes for blocks and states."""
     if row.kept.copied <= 0 or most < 0:
         return most
     low, high = 0, most  # fewer blocks need less time and leave more room
@@ -237,7 +237,7 @@ def turns_of(row: BoundRow, blocks: int) -> float:
         return copied * float(row.chunks * each * each + more * (2 * each + 1))
     first = (row.chunks + 1) // 2
     there, here = copied / float(first), float(passes) / float(row.chunks - first)
-    beside = float(row.shard.gap)
+    beside = float(row.common.gap)
     if there + here <= 0.0:
         return 0.0
     stay = min(float(blocks), max(0.0, (2.0 * there * float(blocks) - beside) / (2.0 * (there + here))))

@@ -13,10 +13,10 @@ from ...tables import Ints
 from ...util.errors import Infeasible
 from ...util.text import exact_bytes
 from ..cluster import Cluster
-from ..costs.layer_costs import Model
-from ..costs.rank_costs import Costs, costs_of, fixed_bytes, least_bytes, least_there, roles, shards_beside
-from ..costs.vocabulary_shards import Shards
+from ..costs.columns import Common, Costs
+from ..costs.rank_costs import common_beside, costs_of, fixed_bytes, least_bytes, least_there, roles
 from ..layout import Layout
+from ..profiled_model import Model
 from .bound_row import bound_rows, chain_bounds
 from .layout_rules import CHAIN, NEVER, NO_ROOM, WORK, dominators, least_behind, pipeline_bounds, refuted, work_bounds
 from .layout_rules import RULES as OF_LAYOUTS
@@ -97,21 +97,21 @@ def _costs_at(cost: Any, rows: Ints) -> Any:
 
 def _parts(layout: Layout, costs: Costs, need: int) -> dict[str, int]:
     """Bytes of the fullest rank of one layout, by part, while one microbatch is on all stages. need: its least memory."""
-    on, shard = roles(layout), Shards(*(int(column[0]) for column in costs.shard))
-    none = fixed_bytes(costs, on, 0)[:, 0] + shard.states
-    fixed = fixed_bytes(costs, on, 1)[:, 0] + shard.states + int(shards_beside(costs, layout)[0])
-    beside_states = int(least_there(costs, layout)[0])
-    unit, transient = int(costs.states[0]) + beside_states, max(int(costs.transient[0]), shard.transient)
-    beside = fixed + shard.transient
+    on, common = roles(layout), Common(*(int(column[0]) for column in costs.common))
+    none = fixed_bytes(costs, on, 0)[:, 0] + common.states
+    fixed = fixed_bytes(costs, on, 1)[:, 0] + common.states + int(common_beside(costs)[0])
+    beside_states = int(least_there(costs)[0])
+    unit, transient = int(costs.states[0]) + beside_states, max(int(costs.transient[0]), common.transient)
+    beside = fixed + common.transient
     blocks = np.minimum(np.maximum((need - fixed - transient) // unit, 0), costs.blocks)
     filled = np.where(on.number[:, 0] > 0, np.where(blocks > 0, fixed + blocks * unit + transient, beside), 0)
     role = int(filled.argmax())
     waiting = int(on.ends[role, 0] * costs.waiting[0])
     return {
         "parameters and optimizer states": int(blocks[role] * costs.states[0] + none[role]) - waiting,
-        "activations of one microbatch": int(blocks[role] * (beside_states - costs.gathered[0])),
-        "gathered parameters": int(blocks[role] * costs.gathered[0]),
-        "what a pass takes while it runs": transient if blocks[role] else shard.transient,
+        "activations of one microbatch": int(blocks[role] * (beside_states - costs.from_F[0])),
+        "gathered parameters": int(blocks[role] * costs.from_F[0]),
+        "what a pass takes while it runs": transient if blocks[role] else common.transient,
         "the logits": int(fixed[role] - none[role]),
         "messages that wait": waiting,
     }

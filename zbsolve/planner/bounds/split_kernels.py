@@ -130,17 +130,17 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
     least = min(min(first, last), 1 if row.chunks > 2 else last)  # every one of its stages has so many blocks, or more
     last_B, passes_end = x - row.exchange.last, x - row.exchange.least
     done = x - max(row.exchange.least, least * row.exchange.block)  # when passes must end that an exchange waits for
-    head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup  # before its first F; after its last B
+    head, drain = row.exchange.table_before + row.common.lookup, row.common.lookup  # before its first F; after its last B
     if r > 0:
         head += row.part.embedding + before * row.part.F + r * row.part.sent
         drain += before * row.part.B + (r - 1) * row.part.sent
     left = room_beside(row, blocks, room_of_rank(row, r) + (row.kept.head_moment if stages_behind(row, r) == 0 else 0))
     there = blocks_there(row, left)
-    if row.chunks == 2 and row.slices == 1:
+    if row.chunks == 2 and row.parts == 1:
         there = whole_stages(first, last, there)
     place, room, work = Place(before, after, head), Room(there, left), float(work_of(row, r, blocks))
-    shards = float(row.microbatches * row.shard.T)  # T, which no exchange of a stage waits for
-    for until, passes in ((passes_end, work), (done, work - shards)):
+    late = float(row.microbatches * row.common.T)  # T, which no exchange of a stage waits for
+    for until, passes in ((passes_end, work), (done, work - late)):
         if passes + idle_at_ends(row, x, r, split, place, room, until) > float(until):
             return False
     if not drains_in_time(row, x, r, blocks, before, idle_at_start(row, r, split, place, there), left):

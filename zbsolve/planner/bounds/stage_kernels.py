@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
-from .idle_kernels import gathered_fit, works_in_time
+from .idle_kernels import fits_at_first_B, works_in_time
 from .memory_kernels import ANY, Room, Span, blocks_there, held_in_time, in_time, kept_for, room_beside
 
 MANY = 1 << 31  # blocks: more than any model has
@@ -49,7 +49,7 @@ def possible_single(row: BoundRow, x: int) -> bool:
 def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     """The most blocks that stage r may have, with this many before it; −1 if it may not even have none."""
     p, m, last = row.ranks, row.microbatches, r == row.ranks - 1
-    head, drain = row.exchange.table_gather + row.shard.lookup, row.shard.lookup  # before its first F; after its last B
+    head, drain = row.exchange.table_before + row.common.lookup, row.common.lookup  # before its first F; after its last B
     if r > 0:
         head += row.part.embedding + row.part.F * before + r * row.part.sent
         drain += row.part.B * before + (r - 1) * row.part.sent
@@ -60,11 +60,11 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
         forward, backward, weight = forward + row.head.F, row.head.B, weight + row.head.W
     forward += 0 if last else row.sent
     backward += 0 if r == 0 else row.sent
-    beside = forward + backward + (row.shard.S + row.shard.T)
+    beside = forward + backward + (row.common.S + row.common.T)
     passes_end, last_B = x - row.exchange.least, x - row.exchange.last  # at the latest; last_B: the first stage's last
     # All its passes come after `head`; F and B end `drain` before the first stage's last B.
     most = at_most(passes_end - head - m * (beside + weight), m * (row.block.F + row.block.B + row.block.W))
-    beside = forward + backward + row.shard.S  # a microbatch's B waits for the shards' S, so S comes before the last B
+    beside = forward + backward + row.common.S  # a microbatch's B waits for the S of all ranks, so S comes before the last B
     most = min(most, at_most(last_B - head - drain - m * beside, m * (row.block.F + row.block.B)))
     # All copies out follow one another, between the first F and the last R and B; all copies back after the first F and O.
     most = min(most, at_most(last_B - head - drain, row.block.F + m * row.copies.out + row.copies.back + row.block.B))
@@ -72,23 +72,23 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     slack = last_B - row.chain
     if slack < 0:
         return -1
-    if m > 1 and row.slices == 1:  # one chain, and m − 1 further F before it or B behind it
+    if m > 1 and row.parts == 1:  # one chain, and m − 1 further F before it or B behind it
         most = min(most, at_most(slack // (m - 1) - forward, row.block.F), at_most(slack // (m - 1) - backward, row.block.B))
     most = min(most, exchanged_in_time(row, x, r, before, head, drain))
-    # A microbatch is kept for a turn: F to B, the rest of the chain. Few turns mean many at once. With slices one is sure.
-    turns = turns_within(row, last_B - head - drain, row.chain - head - drain) if row.slices == 1 else m
+    # A microbatch is kept for a turn: F to B, the rest of the chain. Few turns mean many at once. Of parts one is sure.
+    turns = turns_within(row, last_B - head - drain, row.chain - head - drain) if row.parts == 1 else m
     if turns < 1:
         return -1
     at_once = -(-m // turns)
     tables = (1 if r == 0 else 0) + (1 if last and not (row.tied and p == 1) else 0)
     ends = (0 if r == 0 else 1) + (0 if last else 1)
     room = row.capacity - tables * row.table_states - ends * row.waiting
-    beside = row.shard_bytes + (row.kept.head_moment if last else 0)  # with the first microbatch, while its S runs
+    beside = row.common_bytes + (row.kept.head_moment if last else 0)  # with the first microbatch, while its S runs
     some = at_once * row.kept.head_stays if last else 0
     if room < max(beside, some):
         return -1
     most = min(most, max(0, at_most(room - beside - row.transient, row.states + row.kept.moment)))
-    while not gathered_fit(row, most, room):
+    while not fits_at_first_B(row, most, room):
         most -= 1
     most = in_time(row, x, room, most)
     most = works_in_time(row, x, r, most, head, room, row.blocks - before)
@@ -104,7 +104,7 @@ def stage_holds(row: BoundRow, r: int, blocks: int, before: int, room: int, span
     blocks and their states; span: as in `held_in_time`."""
     left = room_beside(row, blocks, room)
     there = blocks_there(row, left)
-    there = there // blocks * blocks if row.slices == 1 and there < ANY else there
+    there = there // blocks * blocks if row.parts == 1 and there < ANY else there
     held = float(blocks) * (kept_for(row, row.blocks - before, row.ranks - 1 - r) + float(0 if r == 0 else row.part.sent))
     return held_in_time(row, span, (blocks, blocks), (held, float(blocks * blocks)), Room(there, left))
 
@@ -113,9 +113,9 @@ def stage_holds(row: BoundRow, r: int, blocks: int, before: int, room: int, span
 def exchanged_in_time(row: BoundRow, x: int, r: int, before: int, head: int, drain: int) -> int:
     """The most blocks that stage r may have so that its gradients are exchanged within x µs; below 0 if even none may.
 
-    The exchange waits for all W of the stage, and so for all its F and B, and for S of its shard of the vocabulary. All
-    these come after `head`. All its B and W follow the chain of one microbatch up to the first B. The exchange of a shard
-    follows that chain too, on the same stream.
+    The exchange waits for all W of the stage, and so for all its F and B, and for the rank's S. All these come after `head`.
+    All its B and W follow the chain of one microbatch up to the first B. The exchange of what all ranks have follows that
+    chain too, on the same stream.
 
     head: µs before the stage's first F.
     drain: µs after its last B.
@@ -127,14 +127,14 @@ def exchanged_in_time(row: BoundRow, x: int, r: int, before: int, head: int, dra
     if last:
         forward, backward, weight = forward + row.head.F, backward + row.head.B, weight + row.head.W
         room -= 0 if r == 0 and row.tied else row.exchange.table
-    work = m * (forward + backward + weight + row.shard.S)
-    each, shard = m * (row.block.F + row.block.B + row.block.W) + row.exchange.block, row.exchange.last - row.exchange.table
+    work = m * (forward + backward + weight + row.common.S)
+    each, rest = m * (row.block.F + row.block.B + row.block.W) + row.exchange.block, row.exchange.last - row.exchange.table
     most = at_most(room - head - work, each)
-    gathers = row.exchange.table_gather if r == 0 or last else 0  # its own gather comes before all its passes
-    most = min(most, at_most(room - gathers - work, each + row.exchange.gather))
-    if shard > 0:  # the shard's exchange is behind the stage's, or before it
-        most = min(most, max(at_most(room - shard - head - work, each), at_most(x - shard - row.chain, row.exchange.block)))
-    if row.slices > 1:
+    before_it = row.exchange.table_before if r == 0 or last else 0  # its own comes before all its passes
+    most = min(most, at_most(room - before_it - work, each + row.exchange.before))
+    if rest > 0:  # the exchange of what all ranks have is behind the stage's, or before it
+        most = min(most, max(at_most(room - rest - head - work, each), at_most(x - rest - row.chain, row.exchange.block)))
+    if row.parts > 1:
         return most
     first = row.chain - drain - backward  # its first B ends, without `backward`, which counts m times below
     return min(

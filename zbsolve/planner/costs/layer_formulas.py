@@ -17,7 +17,6 @@ attention use the same formulas, but no measured step here has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -208,7 +207,7 @@ def block_bytes(shape: Shape, layout: Layout) -> Held:
     into = 2 * (shape.query_width + 2 * shape.key_width) + 2 * (2 if shape.gated else 1) * shape.inner
     gradients = tokens * (4 * shape.hidden / parts + into / split)
     full = layout.recompute == FULL
-    keys = np.where(np.asarray(layout.slices) > 1, key_bytes(shape, layout), 0.0)  # of earlier slices are not made again
+    keys = np.where(layout.parts > 1, key_bytes(shape, layout), 0.0)  # of earlier parts are not made again
     least = HALF * tokens * shape.hidden / parts + keys
     kept = np.where(full, least, all_kept + np.where(layout.recompute == NONE, scores, 0))
     until_w = np.where(full, 0.0, inputs)
@@ -244,24 +243,6 @@ def state_bytes(layout: Layout, parts: tuple[float, float, float] = (2, 4, 12)) 
     return sum(size / part for size, part in zip(parts, over, strict=True))
 
 
-# --- Slices: later ones have more attention, and each one launches and gathers again (2504.14519, 2406.03488) ---
-
-
-def mean_slice(layout: Layout) -> Layout:
-    """The layout with the microbatch size of one slice, for formulas linear in tokens: a slice with mean attention."""
-    return layout._replace(size=layout.size / np.asarray(layout.slices))
-
-
-def attention_times(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[Many, Many]:
-    """µs of causal attention in a block's F and in its B, for whole sequences: scores and their products with values."""
-    tokens, rate = layout.size * shape.sequence, cluster.peak * cluster.efficiency / 1e6
-    moved = cluster.traffic * SCORE_BYTES * tokens * shape.scores / layout.tp / cluster.hbm
-    forward = tokens * shape.attention_flops / layout.tp / rate + moved
-    return forward, (2 + np.where(layout.recompute == NONE, 0, 1)) * forward
-
-
-def extra_times(function: Callable[..., Times], shape: Shape, layout: Layout, cluster: Cluster) -> Times:
-    """Whole µs that each slice of a layer's passes takes beyond its share of the whole. function: of this module."""
-    sliced, parts = function(shape, mean_slice(layout), cluster), whole(function(shape, layout, cluster))
-    pairs = zip(sliced, parts, strict=True)
-    return Times(*(np.maximum(0, np.rint(us - part / layout.slices)) for us, part in pairs))
+def mean_part(layout: Layout) -> Layout:
+    """The layout with the microbatch size of one of its parts, for formulas linear in tokens: a part with mean attention."""
+    return layout._replace(size=layout.size / layout.parts)

@@ -1,25 +1,126 @@
-"""`Costs`: the costs of layers for each layout of a table, in whole µs and bytes, as in the layouts' profiles; and the four
-roles of ranks, which tell what a rank has beside blocks, in every partition.
+"""The costs of layers for each layout of a table, in whole µs and bytes, as in the layouts' profiles; and the four roles of
+ranks, which tell what a rank has beside blocks, in every partition.
 
 The embedding is on the first stage's rank and the head on the last stage's. In a V, or with one rank, both are on one rank.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ...layer import Layer
 from ...partition.stage_memory import MESSAGES
 from ...tables import Ints
 from ...util.errors import BadInput
 from ..cluster import Cluster
-from ..layout import NO_OFFLOAD, SINGLE, VEE, Layout, Many
-from .layer_costs import LayerCosts, Model, model_costs
-from .layer_formulas import WEIGHT_BYTES, Times
-from .least_parts import Copies, Exchanges, Kept, Slices, copies_of, exchanges_of, kept_of, part_of_transient, slices_of
-from .vocabulary_shards import Shards
+from ..layout import FULL, SELECTIVE, VEE, Layout, Many
+from ..profiled_model import Ends, Model, ProfiledModel
+from ..shape import Shape
+from . import layer_formulas as formulas
+from .columns import Common, Costs, LayerCosts, ModelCosts
+from .layer_formulas import WEIGHT_BYTES, Held, Times
+from .offload import copies_of, kept_of
+from .sharding import exchanges_of, gathered_of, shared_out
+from .slices import in_slices, part_of, part_of_transient, with_extra
+from .vocabulary_shards import on_all_ranks
+
+# --- Layers of a profiled model, with recompute and the collectives of ZeRO in passes ---
+
+
+def layers_of(model: ProfiledModel, layout: Layout, cluster: Cluster) -> Ends:
+    """First layer, block and last layer, in whole µs. Raises BadInput for selective recompute, which profiles lack."""
+    if layout.recompute == SELECTIVE:
+        raise BadInput(f"model {model.name}: profiles do not say what selective recompute saves")
+    first, block, last = model.at(layout.tp, layout.size)
+    block = _made_again(block) if layout.recompute == FULL else block
+    return _whole(first), _whole(shared_out(block, layout, cluster)), _whole(last)
+
+
+def _made_again(block: Layer) -> Layer:
+    """The block with full recompute: it keeps only its input, as large as its output, and repeats its forward before B."""
+    again, kept = block.X or block.F, block.held_until_B + block.held_until_W
+    return replace(
+        block,
+        B=block.B + again if block.B or block.W else 0.0,
+        BW=block.BW + again,
+        held_until_B=block.output_bytes,
+        held_until_W=0,
+        held_from_B=block.held_from_B + block.held_until_W,
+        transient=block.transient + kept,
+        output_kept=0,
+        input_unneeded=0,
+    )
+
+
+def _whole(layer: Layer) -> Layer:
+    F, B, W, BW = (float(round(time)) for time in (layer.F, layer.B, layer.W, layer.BW))
+    return replace(layer, F=F, B=B, W=W, BW=BW)
+
+
+# --- Layers of any model ---
+
+
+NOTHING = Held(0, 0, 0, 0)
+DECIDING = ("dp", "tp", "pp", "size", "recompute", "zero")  # fields of a layout that a profiled model's layers depend on
+OF_PROFILES = LayerCosts._fields[: LayerCosts._fields.index("attention_F")]  # plans by profiles have whole microbatches
+
+
+def model_costs(model: Model, layout: Layout, cluster: Cluster) -> ModelCosts:
+    """The costs of a model's layers, by the formulas of a shape or from profiles. layout: one, or a table."""
+    if isinstance(model, Shape):
+        return _of_shape(model, layout, cluster)
+    return _of_profiles(model, layout, cluster)
+
+
+def _of_shape(shape: Shape, layout: Layout, cluster: Cluster) -> ModelCosts:
+    sent, layers = formulas.message_bytes(shape, layout), list[LayerCosts]()
+    for times, held, parameters, output in (
+        (formulas.embedding_times, NOTHING, shape.table, sent),
+        (formulas.block_times, formulas.block_bytes(shape, layout), shape.matrices, sent),
+        (formulas.head_times, formulas.head_bytes(shape, layout), shape.table, 0 * sent),
+    ):
+        layer = LayerCosts.of(times(shape, layout, cluster), held, parameters / layout.tp, output)
+        layers.append(with_extra(layer, times, shape, layout, cluster))
+    first, block, last = layers
+    shared = first.parameter_bytes if shape.tied else 0 * first.parameter_bytes
+    states = formulas.state_bytes(layout, shape.state_parts) / WEIGHT_BYTES
+    return ModelCosts(
+        first,
+        in_slices(block, shape, layout, cluster),
+        last,
+        states,
+        shared,
+        *on_all_ranks(shape, layout, cluster),
+    )
+
+
+def _of_profiles(model: ProfiledModel, layout: Layout, cluster: Cluster) -> ModelCosts:
+    """The costs from profiles. A table's layouts have few different layers, so each of these is computed once."""
+    columns = np.broadcast_arrays(*(np.atleast_1d(getattr(layout, name)) for name in DECIDING))
+    different, where = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    layouts = [Layout(**dict(zip(DECIDING, code, strict=True))) for code in different.tolist()]
+    rows = [layers_of(model, layout_at, cluster) for layout_at in layouts]
+
+    def back(values: list[float]) -> Many:
+        column = np.array(values)[where.ravel()]
+        return column if np.ndim(layout.dp) else column[0]
+
+    def layer(at: int) -> LayerCosts:
+        return LayerCosts(*(back([getattr(row[at], name) for row in rows]) for name in OF_PROFILES))
+
+    states = [float(formulas.state_bytes(other, model.state_parts) / WEIGHT_BYTES) for other in layouts]
+    none = 0 * np.asarray(layout.tp)
+    shared = back([model.shared(other.tp) for other in layouts])
+    common = Common(*[none] * len(Common._fields))
+    return ModelCosts(layer(0), layer(1), layer(2), back(states), shared, 1 + none, common, none, none)
+
+
+# --- Roles of ranks ---
+
 
 FIRST, LAST, TURN, MIDDLE = range(4)  # roles; TURN is the rank of a V with both middle stages
 
@@ -71,125 +172,73 @@ def fullest(blocks: int, unit: Ints, fixed: Ints, number: Ints, first: Ints | in
 MOST = 1 << 50  # most µs of all passes one after the other, and most bytes of a layer: their sums fit 64 bits
 
 
-class Costs(NamedTuple):
-    """Costs with one column for each field and one row for each layout. blocks: the number of blocks of the model.
-
-    block, embedding, head: µs of passes; 0 for embedding and head where the vocabulary is sharded. sent: µs of a message.
-    states: bytes of a block's parameters with gradients and optimizer states, rounded down; table_states: the same for the
-    embedding, and for the head. tied: whether these share one table. kept: bytes of a microbatch that a block and the head
-    keep from F to B. transient: bytes that a pass takes while it runs; waiting: bytes of messages at an end of a stage.
-    shard: of each rank, where the vocabulary is sharded; else zeros. slices: of each microbatch, whose passes and messages
-    count all slices; part: the least costs of one slice. copies: to and from host memory. exchange: of gradients, at the
-    end of the step. gathered, unreduced: bytes of a block's gathered parameters, and of its gradients that `states` does
-    not count, where stages gather. away: the most bytes of activations that a rank may have in host memory.
-    """
-
-    blocks: int
-    block: Times
-    embedding: Times
-    head: Times
-    sent: Ints
-    states: Ints
-    table_states: Ints
-    tied: bool
-    kept: Kept
-    transient: Ints
-    waiting: Ints
-    shard: Shards
-    slices: Ints
-    part: Slices
-    copies: Copies
-    exchange: Exchanges
-    gathered: Ints
-    unreduced: Ints
-    away: Ints
-
-
 def costs_of(model: Model, layout: Layout, cluster: Cluster) -> Costs:
     """The costs of each layout of a table. Where first and last layer differ in size, the smaller size counts for both.
     Tensors that two layers both count are subtracted once. The whole backward of the first layer counts as W, since nothing
     waits for it. Raises BadInput where numbers are too large."""
-    layers, whole_vocabulary = model_costs(model, layout, cluster), 1 - np.asarray(layout.vocabulary)
-    first, block, last = layers.first, layers.block, layers.last
+    layers = model_costs(model, layout, cluster)
+    first, block, last, on_stages = layers.first, layers.block, layers.last, layers.on_stages
     table = np.minimum(first.parameter_bytes, last.parameter_bytes)
-    slices = np.asarray(layout.slices)
-    output = _ints(np.ceil(np.minimum(first.output_bytes, block.output_bytes) / slices))
-    part = slices_of(layers, model.layers, layout, cluster, output)
+    output = _ints(np.ceil(np.minimum(first.output_bytes, block.output_bytes) / layout.parts))
+    part = part_of(layers, model.layers, layout, cluster, output)
     twice = np.maximum(block.output_kept, block.input_unneeded)
     head_kept = np.maximum(0, last.kept - np.maximum(block.output_kept, last.input_unneeded))
-    kept, head_kept = _ints(block.kept - twice), _ints(np.where(layout.vocabulary, layers.rest_kept, head_kept))
+    kept, head_kept = _ints(block.kept - twice), _ints(np.where(on_stages, head_kept, layers.rest_kept))
     pending = _ints(block.held_until_W + block.held_from_B)
     most = first.kept + model.layers * block.kept + last.kept + layers.rest_kept
-    ends = _all_slices(first, slices)
-    head = Times(*(_ints(whole_vocabulary * time) for time in _all_slices(last, slices)))
-    always, parameters, gradients = gathered_of(model, layout)
+    ends = first.all_parts
+    head = Times(*(_ints(on_stages * time) for time in last.all_parts))
+    copies = copies_of(kept, head_kept, most, layout, cluster, on_stages)
+    always, parameters, gradients = gathered_of(model.state_parts[1] / WEIGHT_BYTES, layout, copies.most == 0)
     costs = Costs(
         model.layers,
-        Times(*map(_ints, _all_slices(block, slices))),
-        Times(_ints(whole_vocabulary * ends.F), 0 * head.F, _ints(whole_vocabulary * (ends.B + ends.W))),
+        Times(*map(_ints, block.all_parts)),
+        Times(_ints(on_stages * ends.F), 0 * head.F, _ints(on_stages * (ends.B + ends.W))),
         head,
-        sent=_ints(slices * part.sent),
+        sent=_ints(layout.parts * part.sent),
         states=_ints(np.floor(layers.states * block.parameter_bytes) + np.floor(always * block.parameter_bytes)),
-        table_states=_ints(whole_vocabulary * (np.floor(layers.states * table) + np.floor(always * table))),
+        table_states=_ints(on_stages * (np.floor(layers.states * table) + np.floor(always * table))),
         tied=bool(np.any(layers.shared)),
         kept=kept_of(kept, head_kept, pending, layout),
-        transient=_ints(part_of_transient(block, layout)),
+        transient=_ints(part_of_transient(block)),
         waiting=_ints(MESSAGES * output),
-        shard=Shards(*map(_ints, layers.shard)),
-        slices=_ints(slices),
+        common=Common(*map(_ints, layers.common)),
+        parts=_ints(layout.parts),
         part=part,
-        copies=copies_of(kept, head_kept, most, layout, cluster),
+        copies=copies,
         exchange=exchanges_of(layers, model.layers, layout, cluster),
-        gathered=_ints(parameters * block.parameter_bytes),
-        unreduced=_ints(gradients * block.parameter_bytes),
-        away=_ints((np.asarray(layout.offload) != NO_OFFLOAD) * float(min(MOST - 1, cluster.host_memory or MOST))),
+        from_F=_ints(parameters * block.parameter_bytes),
+        from_B=_ints(gradients * block.parameter_bytes),
+        away=_ints((copies.most > 0) * float(min(MOST - 1, cluster.host_memory or MOST))),
     )
     passes = model.layers * costs.block.work + costs.embedding.work + head.work + 2 * layout.stages * costs.sent
-    shards = slices * (costs.shard.gap + 2 * costs.shard.lookup) + layout.pp * (costs.shard.S + costs.shard.T)
-    _ints(1.0 * layout.count * (passes + shards + costs.copies.most) + costs.exchange.most)
+    common = costs.parts * (costs.common.gap + 2 * costs.common.lookup) + layout.pp * (costs.common.S + costs.common.T)
+    _ints(1.0 * layout.count * (passes + common + costs.copies.most) + costs.exchange.most)
     return costs
-
-
-def gathered_of(model: Model, layout: Layout) -> tuple[Many, Many, Many]:
-    """Bytes for each byte of a layer's parameters, where stages gather these and reduce gradients once in a step: (those
-    that its rank holds whenever it keeps a microbatch; the parameters, and the gradients, that it also holds at some time).
-
-    Parameters are held from a stage's first F to its last W, gradients from its first B until they are reduced. On a rank
-    with one stage and no copies, what it keeps only grows until the first B, so anything it ever keeps also fits beside
-    both. With copies only the parameters always do. With several stages neither does, since some may hold nothing then."""
-    by_stage, single = layout.gathers_by_stage, np.asarray(layout.placement) == SINGLE
-    stays = np.asarray(layout.offload) == NO_OFFLOAD
-    each = model.state_parts[1] / WEIGHT_BYTES
-    return by_stage * single * (1 + stays * each), 1 * (by_stage & ~single), by_stage * (~single | ~stays) * each
-
-
-def _all_slices(layer: LayerCosts, slices: Ints) -> Times:
-    return Times(*(least + slices * more for least, more in zip(layer.least, layer.extra, strict=True)))
 
 
 def least_bytes(costs: Costs, layout: Layout) -> Ints:
     """[layout]: a lower bound on the bytes of the fullest rank, over all partitions and schedules. When the last forward of
-    the first microbatch ends, every stage keeps that microbatch, and still does while its logits are made. With offload each
-    stage keeps it when its own forward ends."""
-    on, shard = roles(layout), costs.shard
-    fixed = fixed_bytes(costs, on, 1) + shard.states + shard.transient + shards_beside(costs, layout)
-    first = np.maximum(0, costs.transient - shard.transient)
-    return fullest(costs.blocks, costs.states + least_there(costs, layout), fixed, on.number, first)
+    the first microbatch ends, every stage keeps that microbatch, and still does while its logits are made. With copies to
+    host memory each stage keeps it when its own forward ends."""
+    on, common = roles(layout), costs.common
+    fixed = fixed_bytes(costs, on, 1) + common.states + common.transient + common_beside(costs)
+    first = np.maximum(0, costs.transient - common.transient)
+    return fullest(costs.blocks, costs.states + least_there(costs), fixed, on.number, first)
 
 
-def least_there(costs: Costs, layout: Layout) -> Ints:
-    """[layout]: a lower bound on a block's bytes beside its states at some time: those of a microbatch and of its gathered
-    parameters, when the first microbatch's last F ends. With offload the larger of both: the microbatch may be in host
-    memory then, but not when the block's own F ends."""
-    both = np.asarray(layout.offload) == NO_OFFLOAD
-    moment, gathered = costs.kept.moment, costs.gathered
-    return np.asarray(np.where(both, moment + gathered, np.maximum(moment, gathered)))
+def least_there(costs: Costs) -> Ints:
+    """[layout]: a lower bound on a block's bytes beside its states at some time: those of a microbatch and those held from
+    F on, when the first microbatch's last F ends. With copies the larger of both: the microbatch may be in host memory then,
+    but not when the block's own F ends."""
+    moment, held = costs.kept.moment, costs.from_F
+    return np.asarray(np.where(costs.stays, moment + held, np.maximum(moment, held)))
 
 
-def shards_beside(costs: Costs, layout: Layout) -> Ints:
-    """[layout]: bytes that a rank's shard holds while its blocks keep a microbatch; 0 with offload, where these may be in
-    host memory then."""
-    return np.asarray(np.where(np.asarray(layout.offload) == NO_OFFLOAD, costs.shard.held, 0))
+def common_beside(costs: Costs) -> Ints:
+    """[layout]: bytes that a rank holds of what all ranks have while its blocks keep a microbatch; 0 with copies, where
+    these may be in host memory then."""
+    return np.asarray(np.where(costs.stays, costs.common.held, 0))
 
 
 def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:

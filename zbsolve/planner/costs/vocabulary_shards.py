@@ -9,36 +9,20 @@ Together they are the output layer's passes, divided over ranks in whole words (
 from __future__ import annotations
 
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
-from ...layer import Layer
+from ...util.errors import BadInput
 from ..cluster import Cluster
 from ..layout import Layout, Many
 from ..shape import Shape
 from . import layer_formulas as formulas
+from .columns import Common, LayerCosts
 
 LOSS_BYTES = 4  # for each logit while S runs: 32 bits
 STATISTIC_BYTES = 8  # that a shard sends to the others for each token: two numbers of 32 bits
-
-
-class Shards(NamedTuple):
-    """The shard of each rank, in whole µs and bytes. S, T: of its passes for one microbatch, all slices. gap: the least µs
-    of a slice from the last block's forward to its backward: the broadcast of hidden states, S and the barrier. lookup: µs
-    of a slice's collectives of the embedding, forward and back. states: bytes of the shard's parameters with gradients and
-    optimizer states, rounded down; transient: bytes that a pass takes while it runs; held: bytes while the first
-    microbatch's last S runs; pending: bytes that S leaves for T of a microbatch, rounded down."""
-
-    S: Many
-    T: Many
-    gap: Many
-    lookup: Many
-    states: Many
-    transient: Many
-    held: Many
-    pending: Many
 
 
 class _Shard(NamedTuple):
@@ -56,18 +40,23 @@ class _Shard(NamedTuple):
     parameters: Many
 
 
-def shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Shards:
-    """The shards of each layout of a table; zeros where the vocabulary is not sharded."""
-    shard, on = _shard(shape, formulas.mean_slice(layout), cluster), layout.vocabulary
+def on_all_ranks(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[Many, Common, Many, Many]:
+    """The shards of each layout of a table as the last four columns of `ModelCosts`; on stages where they are whole."""
+    columns = _shards_of(shape, layout, cluster), np.ceil(shard_bytes(shape, layout))
+    return 1 - np.asarray(layout.vocabulary), *columns, np.ceil(rest_bytes(shape, layout).until_b)
+
+
+def _shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Common:
+    shard, on = _shard(shape, formulas.mean_part(layout), cluster), layout.vocabulary
     S, T, broadcast, statistics = (np.rint(column) for column in (shard.S, shard.T, shard.broadcast, shard.statistics))
     gap = 2 * broadcast + S + statistics  # the barrier sums gradients, which takes as long as the broadcast
     lookup = np.rint(shard.lookup + shard.broadcast)
     states = np.floor(formulas.state_bytes(layout) / formulas.WEIGHT_BYTES * np.ceil(shard.parameters))
     held = 2 * np.ceil(shard.hidden) + np.ceil(shard.kept)
-    rounded = np.where(np.asarray(layout.slices) > 1, 2 * layout.slices, 0)  # hidden states and logits of each slice
-    pending = np.maximum(0, np.floor(layout.slices * (shard.hidden + shard.kept)) - rounded)
-    passes = layout.slices * S, layout.slices * T
-    return Shards(*(on * column for column in (*passes, gap, lookup, states, np.ceil(shard.transient), held, pending)))
+    rounded = np.where(layout.parts > 1, 2 * layout.parts, 0)  # hidden states and logits of each part
+    pending = np.maximum(0, np.floor(layout.parts * (shard.hidden + shard.kept)) - rounded)
+    passes = layout.parts * S, layout.parts * T
+    return Common(*(on * column for column in (*passes, gap, lookup, states, np.ceil(shard.transient), held, pending)))
 
 
 def rest_bytes(shape: Shape, layout: Layout) -> formulas.Held:
@@ -77,16 +66,21 @@ def rest_bytes(shape: Shape, layout: Layout) -> formulas.Held:
     return formulas.Held(inputs, 0.0 * inputs, 0.0 * inputs, 0.0 * inputs)
 
 
-def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tuple[Layer, Layer]) -> VocabularyCosts:
-    """The costs of a sharded vocabulary as a profile has them, for one layout. rests: what remains of embedding and head.
-    Times are chosen so that the share of a slice is its exact time."""
-    shard, part = (_shard(shape, cut, cluster) for cut in (layout, formulas.mean_slice(layout)))
-    slices = int(layout.slices)
+def vocabulary_costs(shape: Any, layout: Layout, cluster: Cluster) -> VocabularyCosts:
+    """The costs of a sharded vocabulary as a profile has them, with the rests of first and last layer. layout: one. Times
+    are chosen so that the share of a part of a microbatch is its exact time. Raises BadInput for a profiled model."""
+    if not isinstance(shape, Shape):
+        raise BadInput(f"model {shape.name}: a plan by profiles knows no sharded vocabulary")
+    nothing, no_time = formulas.Held(0, 0, 0, 0), formulas.Times(0, 0, 0)
+    first = LayerCosts.of(no_time, nothing, 0, formulas.message_bytes(shape, layout)).layer("embedding")
+    last = LayerCosts.of(no_time, rest_bytes(shape, layout), 0, 0).layer("head")
+    shard, part = (_shard(shape, cut, cluster) for cut in (layout, formulas.mean_part(layout)))
+    parts = int(layout.parts)
     held, transient = ceil(shard.kept), ceil(shard.transient)
-    S, T = (slices * float(np.rint(time)) for time in (part.S, part.T))
+    S, T = (parts * float(np.rint(time)) for time in (part.S, part.T))
     passes = ShardPasses(S, T, held, transient)
     apart = ShardPasses(S - T, 2 * T, held, transient)  # with two barriers T makes the input gradient
-    lookup, broadcast, statistics = (slices * float(time) for time in (part.lookup, part.broadcast, part.statistics))
+    lookup, broadcast, statistics = (parts * float(time) for time in (part.lookup, part.broadcast, part.statistics))
     each = int(layout.pp), passes, apart, ceil(shard.parameters), lookup
     row = ShardCosts(*each, broadcast=broadcast, reduce=broadcast, statistics=statistics)
     tokens = int(layout.size) * shape.sequence
@@ -96,10 +90,10 @@ def vocabulary_costs(shape: Shape, layout: Layout, cluster: Cluster, rests: tupl
         ceil(shard.hidden),
         STATISTIC_BYTES * tokens,
         shape.layers + 1,
-        rests[1],
+        last,
         (row,),
         0,
-        rests[0],
+        first,
         shape.tied,
     )
 
