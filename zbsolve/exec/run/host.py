@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -116,10 +117,10 @@ def _mps_started() -> bool:
 def end_together(folder: Path) -> None:
     """Stop what `together` has started with its files in this folder, or below it."""
     for control in folder.rglob("control"):
+        environment = os.environ | {PLACE: str(control.parent)}
         with suppress(OSError, subprocess.SubprocessError):
-            environment = os.environ | {PLACE: str(control.parent)}
-            stop = {"input": b"quit -t 2\n", "capture_output": True, "timeout": END_SECONDS, "check": False}
-            subprocess.run([CONTROL], env=environment, **stop)
+            quiet: dict[str, Any] = {"capture_output": True, "timeout": END_SECONDS, "check": False}
+            subprocess.run([CONTROL], input=b"quit -t 2\n", env=environment, **quiet)
         control.unlink(missing_ok=True)  # to whoever looks, it does not run
 
 
