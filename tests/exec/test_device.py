@@ -328,7 +328,7 @@ def test_mps_is_used_where_its_server_starts_and_is_stopped(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv(host.PLACE, str(tmp_path / "none"))
     monkeypatch.setattr(host, "START_SECONDS", 5.0 if starts else 0.5)
-    monkeypatch.setattr(host, "USE_GPU", f"exit({int(not serves)})")
+    monkeypatch.setattr(host, "PROBE", f"exit({int(not serves)})")
     with host.together(folder):
         assert host.at_once() == serves
         assert ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in host.device_environment(1, 2)) == serves

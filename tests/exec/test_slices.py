@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from zbsolve import BadInput, Problem
-from zbsolve.build import with_sharding, with_slices
+from zbsolve.build import with_slices
 from zbsolve.exec.backward.layer_split import Loss
 from zbsolve.exec.lowering import lower
 from zbsolve.models.model import Model
@@ -170,8 +171,10 @@ def test_slices_that_no_edge_keeps_in_order_are_refused(ends: tuple[str, str], l
 
 
 def test_kinds_that_do_not_run_in_slices_are_refused() -> None:
+    step, gather = sliced(2), {name: np.zeros(1, np.int64) for name in ("stage", "microbatch", "rank", "duration")}
+    gathered = replace(step, passes=step.passes.more("AG", "comm", **gather))
     with pytest.raises(BadInput, match=r"pass 0AG0: run knows none of its kind where sequences are cut into slices"):
-        lower(random_schedule(with_sharding(sliced(2), 1, 1)))
+        lower(random_schedule(gathered))
 
 
 def changed(**how: Any) -> Model:

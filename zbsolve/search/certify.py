@@ -125,7 +125,6 @@ def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, sea
 
     if why := every_split.proven_again(Splits.told(every, problem), every, seconds):
         return Violation("bound", (), f"bound of every split: {why}")
-    return (
-        f"{again.proof}; every split of its layers takes {every.bound} µs or more, by cuts of {len(every.looked)} splits"
-        + (f", and {len(every.apart)} others one by one" if every.apart else "")
-    )
+    text = f"{again.proof}; every split of its layers takes {every.bound} µs or more"
+    text += f", by cuts of {len(every.looked)} splits" if every.looked else ""
+    return text + (f", and {len(every.apart)} others one by one" if every.apart else "")

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -55,10 +54,8 @@ USUAL_PLACE = "/tmp/nvidia-mps"  # NVIDIA's
 QUEUES = 32  # hardware queues of a GPU; MPS divides them among its processes
 FEWEST_QUEUES = 8
 START_SECONDS, SERVER_SECONDS, END_SECONDS = 5.0, 30.0, 10.0
-USE_GPU = (
-    "import ctypes as c; cuda = c.CDLL('libcuda.so.1'); "
-    "exit(cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(c.byref(c.c_void_p()), 0))"
-)
+# It uses a GPU, which starts the server of MPS; if that cannot start, no process could use one.
+PROBE = "from ctypes import *; g=CDLL('libcuda.so.1'); exit(g.cuInit(0) or g.cuDevicePrimaryCtxRetain(byref(c_void_p()),0))"
 
 
 def device_environment(rank: int, sharers: int) -> dict[str, str]:
@@ -95,7 +92,11 @@ def together(folder: Path) -> Iterator[None]:
     kept = {name: os.environ.get(name) for name in (PLACE, "CUDA_MPS_LOG_DIRECTORY")}
     os.environ.update(dict.fromkeys(kept, str(folder)))
     try:
-        if not _mps_started():
+        try:
+            subprocess.run([CONTROL, "-d"], check=True, capture_output=True, timeout=START_SECONDS)
+            came_true(at_once, START_SECONDS)
+            subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, timeout=SERVER_SECONDS)
+        except (OSError, subprocess.SubprocessError):
             end_together(folder)
         yield
     finally:
@@ -104,23 +105,12 @@ def together(folder: Path) -> Iterator[None]:
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def _mps_started() -> bool:
-    """Start MPS. Its server starts with the first process that uses a GPU; if it cannot, no process could use one."""
-    use = [sys.executable, "-c", USE_GPU]
-    with suppress(OSError, subprocess.SubprocessError):
-        subprocess.run([CONTROL, "-d"], check=True, capture_output=True, timeout=START_SECONDS)
-        if came_true(at_once, START_SECONDS):
-            return subprocess.run(use, capture_output=True, timeout=SERVER_SECONDS, check=False).returncode == 0
-    return False
-
-
 def end_together(folder: Path) -> None:
     """Stop what `together` has started with its files in this folder, or below it."""
     for control in folder.rglob("control"):
-        environment = os.environ | {PLACE: str(control.parent)}
+        at = os.environ | {PLACE: str(control.parent)}
         with suppress(OSError, subprocess.SubprocessError):
-            quiet: dict[str, Any] = {"capture_output": True, "timeout": END_SECONDS, "check": False}
-            subprocess.run([CONTROL], input=b"quit -t 2\n", env=environment, **quiet)
+            subprocess.run([CONTROL], input=b"quit -t 2\n", env=at, capture_output=True, timeout=END_SECONDS, check=False)
         control.unlink(missing_ok=True)  # to whoever looks, it does not run
 
 
