@@ -54,7 +54,6 @@ USUAL_PLACE = "/tmp/nvidia-mps"  # NVIDIA's
 QUEUES = 32  # hardware queues of a GPU; MPS divides them among its processes
 FEWEST_QUEUES = 8
 START_SECONDS, SERVER_SECONDS, END_SECONDS = 5.0, 30.0, 10.0
-# It uses a GPU, which starts the server of MPS; if that cannot start, no process could use one.
 PROBE = "from ctypes import *; g=CDLL('libcuda.so.1'); exit(g.cuInit(0) or g.cuDevicePrimaryCtxRetain(byref(c_void_p()),0))"
 
 
@@ -85,7 +84,7 @@ def at_once() -> bool:
 @contextmanager
 def together(folder: Path) -> Iterator[None]:
     """Inside, processes that share a GPU compute at the same time, if MPS runs or can be started; it is stopped at the end
-    if it was started here. folder: for its files."""
+    if it was started here. folder: for its files. The first use of a GPU (`PROBE`) starts MPS's server: it may fail."""
     if at_once() or shutil.which(CONTROL) is None:
         yield
         return
