@@ -7,6 +7,7 @@
 A table that needs something missing (a GPU, another checkout, a browser) says so.
 """
 
+import signal
 import subprocess
 import sys
 from textwrap import shorten
@@ -22,6 +23,7 @@ def main(words: list[str]) -> int:
             for name, table in tables_of(script).items():
                 print(f"{script:14} {name:20} {shorten(table.text.partition('. ')[0], 88)}")
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that child processes end, too
     script, *rest = words
     if script != "all" and script not in scripts():
         sys.exit(f"no script is called {script!r}: {', '.join(scripts())}, all")

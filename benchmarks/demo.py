@@ -27,7 +27,10 @@ def command(*words: str, limit: float = 600.0) -> None:
     """Run one zbsolve command, and show it. Raises SystemExit if it fails."""
     print(f"\n$ zbsolve {shlex.join(words)}", flush=True)
     whole = [sys.executable, "-m", "zbsolve.cli", *words]
-    code = subprocess.run(whole, env=child_environment(), timeout=limit, check=False).returncode
+    try:
+        code = subprocess.run(whole, env=child_environment(), timeout=limit, check=False).returncode
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"zbsolve {words[0]} is not done after {limit:g} s") from None
     if code:
         raise SystemExit(f"zbsolve {words[0]} ended with exit code {code}")
 

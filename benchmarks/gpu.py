@@ -27,10 +27,10 @@ from profiler.measurement import measure
 from zbsolve.util.errors import BadInput
 from zbsolve.util.machine import library_versions
 
-from .harness import ROOT, Part, Results, failures, results_of, table
+from .harness import ROOT, Part, Results, failures, results_of, table, write
 
 SECONDS = {  # less than twelve minutes together
-    "device": 10.0,
+    "device": 20.0,
     "copies": 15.0,
     "roofline": 25.0,
     "profile": 45.0,
@@ -39,13 +39,14 @@ SECONDS = {  # less than twelve minutes together
     "split inductor": 70.0,
     "kernels": 170.0,
     "step": 130.0,
-    "host": 30.0,
+    "host": 40.0,
     "ranks": 120.0,
-    "planted": 60.0,
+    "planted": 90.0,
     "failure": 60.0,
     "tests": 120.0,
     "offload": 45.0,
 }
+ALL_SECONDS = 700.0  # from here on parts are stopped; each takes up to 20 s to end
 BESIDE = {"planted", "failure", "tests"}  # they time nothing
 
 
@@ -68,19 +69,33 @@ def in_turn(chosen: list[Part]) -> tuple[list[Part], list[Part], list[Part]]:
 
 
 @table(ending=lambda results: results["failed"])
-def gpu(device: Literal["cuda", "cpu"] = "cuda", tiny: bool = False, parts: tuple[str, ...] = tuple(SECONDS)) -> Results:
-    """Run the parts. tiny: the smallest sizes."""
-    began = time.monotonic()
+def gpu(
+    output: Path, device: Literal["cuda", "cpu"] = "cuda", tiny: bool = False, parts: tuple[str, ...] = tuple(SECONDS)
+) -> Results:
+    """Run the parts. The file has what is measured so far after each of them. tiny: the smallest sizes."""
+    began, found = time.monotonic(), dict[str, Any]()
     unknown = set(parts) - SECONDS.keys()
     if unknown:
         raise SystemExit(f"make gpu: no part is called {', '.join(sorted(unknown))}: {', '.join(SECONDS)}")
     before, kernels, after = in_turn([part for part in all_parts(device, tiny) if part.name in parts])
-    with ThreadPoolExecutor(1) as thread:
-        compiling = thread.submit(results_of, kernels)
-        found = results_of(before) | compiling.result()
-    found |= results_of(after)
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"date": date, "seconds": round(time.monotonic() - began, 1), "failed": failures(found), "parts": found}
+
+    def kept(rows: Results, *failed: str) -> Results:
+        found.update(rows)
+        seconds = round(time.monotonic() - began, 1)
+        return {"date": date, "seconds": seconds, "failed": [*failures(found), *failed], "parts": found}
+
+    def keep(rows: Results) -> None:
+        write("gpu", kept(rows, "it did not end"), output)
+
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            compiling = thread.submit(results_of, kernels, until=began + ALL_SECONDS)
+            results_of(before, keep, began + ALL_SECONDS)
+            kept(compiling.result())
+        return kept(results_of(after, keep, began + ALL_SECONDS))
+    except KeyboardInterrupt:
+        return kept({}, "stopped before its end")
 
 
 # --- The parts ---
@@ -88,6 +103,7 @@ def gpu(device: Literal["cuda", "cpu"] = "cuda", tiny: bool = False, parts: tupl
 # Each takes the device ("cuda" or "cpu") and whether to be tiny, and returns its numbers; what failed stands under `wrong`,
 # a line each.
 
+FREE_OF_OTHERS = 3 << 30  # bytes that a driver and this process may take
 PROFILED, TINY_PROFILED = "gpt-1.5b@layers=2,batch=1,length=1024,dtype=bfloat16", "mlp-tiny"
 
 
@@ -105,11 +121,16 @@ def device(device: str, tiny: bool) -> dict[str, Any]:
         found |= {
             "name": facts.name,
             "memory_bytes": facts.total_memory,
+            "free_bytes": (free := torch.cuda.mem_get_info(here)[0]),
             "multiprocessors": facts.multi_processor_count,
             "capability": [facts.major, facts.minor],
             "cache_bytes": cache_bytes(here),
             "clock_mhz": clock_of(here)(),
         }
+        taken = facts.total_memory - free
+        others = f"{taken / 1e9:.1f} GB of the GPU are taken before anything runs: another process uses it"
+        found["wrong"] = [others] if taken > FREE_OF_OTHERS else []
+        found["says"] = [f"{facts.name}, {facts.total_memory / 1e9:.0f} GB, torch {torch.__version__}"]
     return found
 
 
@@ -182,22 +203,27 @@ def ranks(device: str, tiny: bool) -> dict[str, Any]:
     delayed = [Case("vee", delays=True, steps=100), Case("loop", delays=True, steps=100, capture=True)]
     delayed.append(Case("vee", kind="dropout", delays=True, steps=100))
     two = [Case(), Case("vee", capture=True), Case(delays=True, steps=100)]
-    found = {"four": ranks_run([*delayed, *all_cases()], 4, device, seconds=80)}
-    return _judged(found | {"two, in turns": ranks_run(two, 2, device, at_a_time=False, seconds=40)})
+    found = {"four": ranks_run([*delayed, *all_cases()], 4, device, seconds=72)}
+    return _judged(found | {"two, in turns": ranks_run(two, 2, device, at_a_time=False, seconds=25)})
 
 
 def _judged(found: dict[str, Any]) -> dict[str, Any]:
     from .gpu_ranks import wrong_of
 
-    return {"runs": found, "wrong": [f"{name}: {line}" for name, run in found.items() for line in wrong_of(run)]}
+    rows = [row for run in found.values() for one in run for row in one["rows"]]
+    right = sum(row.get("right", False) for row in rows)
+    says = [f"{right} cases right of {len(rows)}", "" if any(row["at_once"] for row in rows) else "without MPS: in turns"]
+    wrong = [f"{name}: {line}" for name, run in found.items() for line in wrong_of(run)]
+    return {"runs": found, "says": [line for line in says if line], "wrong": wrong}
 
 
 def host(device: str, tiny: bool) -> dict[str, Any]:
     """The host's time for a pass on each of two ranks, here and in torch's own runtime."""
     from .gpu_ranks import Case, ranks_run
 
-    run = ranks_run([Case(kind="host", steps=2 if tiny else 15)], 2, device, seconds=40)
-    return _judged({"two": run})
+    run = ranks_run([Case(kind="host", steps=2 if tiny else 15)], 2, device, seconds=25)
+    each = [f"{row['ours']:.0f} µs here, {row['torch']:.0f} in torch" for one in run for row in one["rows"] if "ours" in row]
+    return _judged({"two": run}) | {"says": each}
 
 
 def planted(device: str, tiny: bool) -> dict[str, Any]:
@@ -206,7 +232,10 @@ def planted(device: str, tiny: bool) -> dict[str, Any]:
 
     case = Case(delays=True, steps=25, wide=1024, tokens=PLANTED_TOKENS)
     runs = {what: ranks_run([replace(case, planted=what)], 2, device, seconds=20) for what in PLANTED}
-    return {"runs": runs, "wrong": [f"nobody saw that it {what}" for what, run in runs.items() if not wrong_of(run)]}
+    rows = {what: [row for one in run for row in one["rows"]] for what, run in runs.items()}
+    seen = {what: any(row.get("right") is False or "race: " in row.get("error", "") for row in rows[what]) for what in runs}
+    missed = {what: "; ".join(wrong_of(run))[:500] for what, run in runs.items() if not seen[what]}
+    return {"runs": runs, "wrong": [f"nobody saw that it {what}: {why or 'all was right'}" for what, why in missed.items()]}
 
 
 def failure(device: str, tiny: bool) -> dict[str, Any]:
@@ -258,7 +287,9 @@ def offload(device: str, tiny: bool) -> dict[str, Any]:
         [f"gradients differ by {found['differs']:.1e} of their largest value"] if found["differs"] > LIMITS[dtype] else []
     )
     wrong += [] if found["saved_bytes"] > 0 else ["offload saves no bytes"]
-    return found | {"wrong": wrong}
+    orders = found["orders"].items()
+    says = [f"{name}: {order['over_longer']:.2f} of the longer of computing and copying" for name, order in orders]
+    return found | {"says": says, "wrong": wrong}
 
 
 def copies(device: str, tiny: bool) -> dict[str, Any]:
@@ -268,7 +299,8 @@ def copies(device: str, tiny: bool) -> dict[str, Any]:
         raise BadInput("copies between host and device need a GPU")
     samples = measure_copies()
     speeds = {name: round(int(size) / median(row) / 1e3, 3) for name, size, row in _sized(samples)}
-    return {"gigabytes_per_s": speeds, "samples_us": samples}
+    says = [f"{name.replace('/', ', bytes ')}: {speed:.1f} GB/s" for name, speed in speeds.items() if name.endswith("both")]
+    return {"gigabytes_per_s": speeds, "samples_us": samples, "says": says[-2:]}
 
 
 def _sized(samples: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:

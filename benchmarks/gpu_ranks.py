@@ -46,6 +46,7 @@ LONGEST_SLEEP = 400_000  # cycles of a GPU, some 0.2 ms
 PLANTED_SLEEP = 20_000_000  # some 10 ms: the host runs far ahead of the device, and memory is used again early
 PLANTED_TOKENS = 512  # a message is larger than what NCCL takes in before the other end asks
 TIMEOUT = 40.0
+DUMP_SECONDS = 5.0  # for a rank that does not end to say where it is
 AFTER_FIRST = 12.0  # seconds that ranks go on behind the first that ended
 
 
@@ -275,8 +276,11 @@ def plant(pipe: Pipeline, planted: str) -> None:
 
 def wrong_of(run: list[Any]) -> list[str]:
     """The errors in what `ranks_run` returned, a line each."""
-    found = [f"rank {rank} ended with {one['code']}: {one['errors'][-300:]}" for rank, one in enumerate(run) if one["code"]]
+    found = []
     for rank, one in enumerate(run):
+        if one["code"]:
+            text = " ".join(one["errors"].split())[-300:]
+            found.append(f"rank {rank} ended with {one['code']} after {len(one['rows'])} of {one['cases']} cases: {text}")
         for row in one["rows"]:
             case = ", ".join(str(value) for value in row["case"].values() if isinstance(value, str) and value)
             if "error" in row:
@@ -302,13 +306,13 @@ def ranks_run(cases: list[Case], ranks: int, device: str = "cuda", at_a_time: bo
 
 
 def _ran(folder: Path, ranks: int, device: str, seconds: float, more: dict[str, str]) -> list[Any]:
-    children = []
+    children, until = [], time.monotonic() + seconds
     for rank in range(ranks):
         environment = child_environment() | {"RANK": str(rank), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | more
-        command = [sys.executable, "-m", "benchmarks.gpu_ranks", str(folder), str(ranks), device, str(seconds)]
+        command = [sys.executable, "-m", "benchmarks.gpu_ranks", str(folder), str(ranks), device, str(until)]
         with open(folder / f"errors.{rank}", "wb") as errors:
             children.append(subprocess.Popen(command, env=environment, stdout=errors, stderr=errors))
-    until = time.monotonic() + seconds + 5
+    until += DUMP_SECONDS
     while any(child.poll() is None for child in children) and time.monotonic() < until:
         if any(child.poll() is not None for child in children):
             until = min(until, time.monotonic() + AFTER_FIRST)
@@ -317,20 +321,21 @@ def _ran(folder: Path, ranks: int, device: str, seconds: float, more: dict[str, 
         if child.poll() is None:
             child.kill()
         child.wait()
-    found = []
+    found, cases = [], len(json.loads((folder / "cases.json").read_text()))
     for rank, child in enumerate(children):
         path = folder / f"found.{rank}"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
         text = (folder / f"errors.{rank}").read_text(errors="replace")
-        found.append({"rows": rows, "code": child.returncode, "errors": text[-3000:] if child.returncode else text[-300:]})
+        errors = text[-3000:] if child.returncode else text[-300:]
+        found.append({"rows": rows, "cases": cases, "code": child.returncode, "errors": errors})
     return found
 
 
-def main(folder: Path, ranks: int, kind: str, seconds: float) -> int:
-    """One rank."""
+def main(folder: Path, ranks: int, kind: str, until: float) -> int:
+    """One rank. until: the time at which it gives up, monotonic s."""
     import faulthandler
 
-    faulthandler.dump_traceback_later(seconds, exit=True)
+    faulthandler.dump_traceback_later(max(0.1, until - time.monotonic()), exit=True)
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     if kind == "cuda":
@@ -365,9 +370,9 @@ def all_cases(steps: int = 4) -> list[Case]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, kind in (("folder", Path), ("ranks", int), ("kind", str), ("seconds", float)):
+    for name, kind in (("folder", Path), ("ranks", int), ("kind", str), ("until", float)):
         parser.add_argument(name, type=kind)
     asked = parser.parse_args()
-    code = main(asked.folder, asked.ranks, asked.kind, asked.seconds)
+    code = main(asked.folder, asked.ranks, asked.kind, asked.until)
     sys.stderr.flush()
     os._exit(code)

@@ -91,9 +91,8 @@ def gpu_roofline(device: Literal["cuda", "cpu"] = "cuda", tiny: bool = False) ->
     for piece in pieces(tiny):
         rows += compared(piece, target, card)
         clocks.append(clock())
-    print("\n".join(lines(rows)))
     facts = {"device": described(target), "roofline": card.name, "torch": torch.__version__}
-    return {**facts, "clock_mhz": [mhz for mhz in clocks if mhz is not None], "rows": rows}
+    return {**facts, "clock_mhz": [mhz for mhz in clocks if mhz is not None], "says": lines(rows), "rows": rows}
 
 
 def card_of(name: str) -> Device:

@@ -15,9 +15,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 Results = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-MAX_LINE = 1000  # characters of a row in a file
+MAX_LINE, MAX_SAID = 1000, 5000  # characters of a row in a file; of a line that a part printed
+STOPPED = threading.Event()  # by whoever runs this process
 
 
 # --- Tables ---
@@ -333,17 +336,25 @@ class Part:
     beside: bool = False
 
 
-def results_of(parts: Sequence[Part]) -> dict[str, Any]:
+def results_of(
+    parts: Sequence[Part], keep: Callable[[dict[str, Any]], None] = lambda found: None, until: float = math.inf
+) -> dict[str, Any]:
     """Run every part, even if earlier ones fail. By name: seconds taken and allowed, and `found`, or the `error` that ended
-    it."""
+    it with the last lines that it `said`. keep: called with all of that after each group. until: the time limit of all
+    parts, monotonic s. After KeyboardInterrupt no part of this process runs any more."""
     found: dict[str, Any] = {}
     for group in groups(parts):
         print(f"{', '.join(part.name for part in group)} …", flush=True)
         with ThreadPoolExecutor(len(group)) as threads:
-            for part, row in zip(group, threads.map(_run, group), strict=True):
-                found[part.name] = row
-                lines = failures({part.name: row})
-                print("\n".join(lines) if lines else f"{part.name}: done in {row['seconds']} s", flush=True)
+            try:
+                for part, row in zip(group, threads.map(lambda part: _run(part, until), group), strict=True):
+                    found[part.name] = row
+                    lines = failures({part.name: row}) or [f"{part.name}: done in {row['seconds']} s"]
+                    print("\n  ".join(lines + row.get("found", {}).get("says", [])), flush=True)
+            except KeyboardInterrupt:
+                STOPPED.set()
+                raise
+        keep(found)
     return found
 
 
@@ -372,46 +383,70 @@ def failures(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def _run(part: Part) -> dict[str, Any]:
+def _run(part: Part, until: float) -> dict[str, Any]:
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
+    limit = min(part.seconds, until - began)
+    if limit <= 0 or STOPPED.is_set():
+        return {"seconds": 0.0, "limit": part.seconds, "error": "not begun: no time was left"}
+    with tempfile.TemporaryDirectory(prefix="zbsolve-", ignore_cleanup_errors=True) as folder:
         result, said = Path(folder) / "result.json", Path(folder) / "said.txt"
         with said.open("w", encoding="utf-8") as sink:
-            code = _code(part, result, sink)
+            code = _code(part, result, sink, began + limit)
         row: dict[str, Any] = {"seconds": round(time.monotonic() - began, 2), "limit": part.seconds}
-        if code == 0:
-            return row | {"found": json.loads(result.read_text(encoding="utf-8"))}
-        lines = [line for line in said.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        if code == 0 and (found := _result(result)) is not None:
+            return row | {"found": found}
+        lines = [line[:MAX_SAID] for line in said.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         print("\n".join(lines[-30:]), file=sys.stderr)
-        last = lines[-1] if lines else "it said nothing"
-        return row | {"error": f"not done after {part.seconds:g} s" if code is None else f"exit code {code}: {last}"}
+        last = lines[-1][:MAX_LINE] if lines else "it said nothing"
+        why = f"not done after {limit:.4g} s" if code is None else f"exit code {code}: {last}"
+        return row | {"error": why if code != 0 else f"no results: {last}", "said": lines[-30:]}
 
 
-def _code(part: Part, result: Path, sink: TextIO) -> int | None:
+def _result(path: Path) -> dict[str, Any] | None:
+    """What a part has written; None if that is no JSON object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _code(part: Part, result: Path, sink: TextIO, until: float) -> int | None:
     """The exit code of the part's process; None if it took too long. Its child processes are ended too. Before, it is asked
-    to end those that would live on, such as MPS."""
+    to end those that would live on, such as MPS. If it does not, MPS is found by its files in the part's folder."""
     from zbsolve.util.machine import child_environment
 
     command = [sys.executable, "-m", "benchmarks.harness", part.work, str(result), json.dumps(part.arguments)]
-    with subprocess.Popen(
+    child = subprocess.Popen(
         command,
-        env=child_environment(),
+        env=child_environment() | {"TMPDIR": str(result.parent)},
         stdin=subprocess.DEVNULL,
         stdout=sink,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-    ) as child:
-        try:
-            return child.wait(part.seconds)
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGINT)
-            until = time.monotonic() + ENDING_SECONDS
-            while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and time.monotonic() < until:
-                time.sleep(0.05)
-            return None
-        finally:
-            if child.returncode is None:  # not yet waited for, so the group is still its own
-                os.killpg(child.pid, signal.SIGKILL)
+    )
+    done = _ended(child, lambda: time.monotonic() > until or STOPPED.is_set())
+    if not done:
+        late = time.monotonic() + ENDING_SECONDS
+        child.send_signal(signal.SIGINT)
+        _ended(child, lambda: time.monotonic() > late)
+    os.killpg(child.pid, signal.SIGKILL)  # it was not waited for yet, so the group is still its own
+    with suppress(subprocess.TimeoutExpired):  # killed, but still in a driver
+        child.wait(ENDING_SECONDS)
+    if not done:
+        from zbsolve.exec.run.host import end_together
+
+        end_together(result.parent)
+    return child.returncode if done else None
+
+
+def _ended(child: subprocess.Popen[bytes], given_up: Callable[[], bool]) -> bool:
+    """Wait until the process has ended; False if this is given up before."""
+    while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if given_up():
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def run_part() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import demo, gpu, gpu_ranks, splits  # noqa: E402
-from benchmarks.harness import RESULTS, TABLES, Part, failures, longest, results_of  # noqa: E402
+from benchmarks import demo, gpu, gpu_ranks, harness, splits  # noqa: E402
+from benchmarks.harness import ENDING_SECONDS, RESULTS, TABLES, Part, failures, longest, results_of  # noqa: E402
 from zbsolve.cli.app import parser  # noqa: E402
 from zbsolve.exec.graphs.auto import parts_by_name  # noqa: E402
+from zbsolve.exec.run import host  # noqa: E402
 from zbsolve.models.by_name import load  # noqa: E402
 
 from ..support.exec_ranks import ForkedModule  # noqa: E402
@@ -49,11 +51,42 @@ def test_parts_that_fail_or_hang_leave_the_others_alone(tmp_path: Path, capfd: p
         os.kill(int(note.read_text()), 0)
 
 
+@pytest.mark.slow
+def test_parts_without_results_are_errors_and_what_is_found_so_far_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[str]] = []
+    monkeypatch.setattr(harness, "STOPPED", SimpleNamespace(is_set=lambda: bool(kept)))  # as by Ctrl-C, behind two parts
+    parts = [Part(name, f"{PARTS}:{name}", 60, beside=True) for name in ("ends_early", "garbage")]
+    found = results_of([*parts, Part("works", f"{PARTS}:works", 60)], lambda rows: kept.append(list(rows)))
+    assert kept == [["ends_early", "garbage"], ["ends_early", "garbage", "works"]]
+    assert found["ends_early"]["error"].startswith("no results: a library")
+    assert len(found["ends_early"]["error"]) < 1100
+    assert "no text" in found["garbage"]["error"]
+    assert found["works"]["error"] == "not begun: no time was left"
+
+
+@pytest.mark.slow
+def test_what_a_killed_part_leaves_running_is_stopped_and_no_part_goes_on_behind_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    control = tmp_path / host.CONTROL
+    control.write_text(f"#!/bin/sh\ncat > {told}; echo $CUDA_MPS_PIPE_DIRECTORY >> {told}\n")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(harness, "ENDING_SECONDS", 0.5)
+    parts = [Part("leaves", f"{PARTS}:leaves_a_server", 60), Part("works", f"{PARTS}:works", 60)]
+    found = results_of(parts, until=time.monotonic() + 8)
+    assert [row["error"] for row in found.values()] == ["not done after 8 s", "not begun: no time was left"]
+    stop, folder = told.read_text().splitlines()
+    assert stop == "quit -t 2"
+    assert not Path(folder).exists()  # it lay in the part's
+
+
 def test_all_parts_have_less_than_twelve_minutes() -> None:
     parts = gpu.all_parts("cuda", tiny=False)
     before, kernels, after = gpu.in_turn(parts)
     assert [part.name for part in kernels] == ["kernels"]
-    assert max(longest(before), longest(kernels)) + longest(after) < 720
+    assert max(longest(before), longest(kernels)) + longest(after) <= gpu.ALL_SECONDS <= 720 - 2 * ENDING_SECONDS
     for part in parts:
         assert callable(getattr(gpu, part.work.partition(":")[2]))
     assert len(load(gpu.PROFILED).layers) >= 4
@@ -91,7 +124,8 @@ def test_the_file_says_what_ran_and_what_failed(tmp_path: Path, monkeypatch: pyt
     assert found["parts"]["device"]["found"]["torch"] == torch.__version__
     (line,) = found["failed"]
     assert line.endswith("BadInput: copies between host and device need a GPU")
-    assert found["parts"]["copies"].keys() == {"seconds", "limit", "error"}
+    assert found["parts"]["copies"].keys() == {"seconds", "limit", "error", "said"}
+    assert "Traceback" in found["parts"]["copies"]["said"][0]
 
 
 @pytest.mark.parametrize("name", ["layers", "graph", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -176,7 +210,7 @@ def test_ranks_are_held_against_the_unsplit_model_and_what_is_wrong_is_named() -
     (rows,) = ([row for one in run for row in one["rows"]] for run in found["runs"].values())
     assert [row["worst"] for row in rows] == [0.0, 0.0]
     rows[1] |= {"right": False, "worst": 0.5, "where": "step 1, 1.weight"}
-    assert gpu_ranks.wrong_of([{"rows": rows, "code": 0, "errors": ""}]) == [
+    assert gpu_ranks.wrong_of([{"rows": rows, "cases": 2, "code": 0, "errors": ""}]) == [
         "rank 0, single, layers, float64, mlp: 5.0e-01 of the largest gradient at step 1, 1.weight"
     ]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -312,6 +314,27 @@ def test_what_a_process_needs_that_shares_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert "NCCL_HOSTID" not in alone
     assert shared["NCCL_HOSTID"] != host.device_environment(2, 4)["NCCL_HOSTID"]
     assert (shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], shared["CUDA_DEVICE_MAX_CONNECTIONS"]) == ("25", "8")
+
+
+@pytest.mark.parametrize(("starts", "serves"), [(True, True), (True, False), (False, False)])
+def test_mps_is_used_where_its_server_starts_and_is_stopped(
+    starts: bool, serves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, control = tmp_path / "run", tmp_path / host.CONTROL
+    folder.mkdir()
+    begun = f'if [ "$1" = -d ]; then {"touch $CUDA_MPS_PIPE_DIRECTORY/control" if starts else "exit 1"}'
+    control.write_text(f"#!/bin/sh\n{begun}; else cat >> {tmp_path}/told; fi\n")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv(host.PLACE, str(tmp_path / "none"))
+    monkeypatch.setattr(host, "START_SECONDS", 5.0 if starts else 0.5)
+    monkeypatch.setattr(host, "PROBE", f"exit({int(not serves)})")
+    with host.together(folder):
+        assert host.at_once() == serves
+        assert ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in host.device_environment(1, 2)) == serves
+    assert not host.at_once()
+    told = tmp_path / "told"
+    assert (told.read_text() if told.exists() else "") == "quit -t 2\n" * starts
 
 
 @without_gpu

@@ -9,12 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 import networkx
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from zbsolve import BadInput, Schedule, pipeline, preset
 from zbsolve.exec import Pipeline
+from zbsolve.exec.awaits import begins_and_ends, turns
 from zbsolve.exec.base.program import Message, Program
 from zbsolve.exec.device.rank_device import DeviceRows
 from zbsolve.exec.exchange import Shared
@@ -24,6 +26,8 @@ from zbsolve.exec.loop import evaluation
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.waits import check_ends, circle, graph_of
+from zbsolve.handover import Handover
+from zbsolve.placement import mirror
 from zbsolve.systems import problem_for
 
 from ..support.exec_tools import random_schedule
@@ -160,6 +164,29 @@ def test_collectives_that_begin_as_soon_as_a_rank_can_hang() -> None:
         with patch("zbsolve.exec.awaits.together", lambda schedule, begin: begin):
             hung += bool(circle(lower(schedule)))
     assert hung > 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_collectives_are_begun_in_the_schedules_order(seed: int) -> None:
+    """Each begins when the last of its ranks can (`awaits.together`), which alone would let later ones pass earlier ones."""
+    schedule = random_schedule(random_problem("vocabulary", seed), seed)
+    joins = set(np.array(schedule.problem.names)[schedule.problem.passes.that(together=True)].tolist())
+    for program in lower(schedule):
+        place = {action.name: i for i, action in enumerate(program.actions) if action.name in joins}
+        for names in schedule.order.values():
+            assert (own := [place[name] for name in names if name in place]) == sorted(own)
+
+
+@pytest.mark.parametrize(("seed", "W"), [(609, [20, 20, 1, 0]), (1268, [0, 20, 0, 0])])
+def test_a_message_comes_before_the_pass_that_takes_it_where_a_sum_waits_for_a_long_pass(seed: int, W: list[int]) -> None:
+    """The sum waits for a W of one rank, and a pass of another rank for the sum: so does what takes its message."""
+    B = [0, 0, int(seed == 1268), 0]
+    problem = pipeline([1] * 4, B, W, placement=mirror(4), microbatches=4, exchange=0)
+    schedule = random_schedule(problem, seed)
+    begin = begins_and_ends(schedule)[0]
+    handover = Handover.of(schedule, begin)
+    place = turns(handover, begin)
+    assert (place[handover.before] < place[handover.after]).all()
 
 
 def all_schedules() -> Iterator[Schedule]:

@@ -15,6 +15,9 @@ from typing import NamedTuple
 import torch
 from torch.utils import cpp_extension
 
+from zbsolve import Schedule, pipeline
+from zbsolve.build import with_offload
+
 from .planted import missed
 
 HERE = Path(__file__).parent
@@ -25,14 +28,24 @@ PACKAGE = "tests.make_believe_gpu"
 MODELS = str(HERE / "models.py") + ":"
 
 
+def late_offload() -> Schedule:
+    """On one rank a microbatch leaves when another is back, into the host buffer that the other was in."""
+    plain = replace(pipeline([10], [10], [10], placement=(0,), microbatches=2, held_until_W=9), layers=(2,))
+    order = {"compute:0": "0F0 0F1 0B0 0W0 0B1 0W1", "d2h:0": "0O0 0O1", "h2d:0": "0R0 0R1"}
+    rows = {stream: tuple(names.split()) for stream, names in order.items()}
+    return Schedule(with_offload(plain, 10, 10), rows, (("0B0", "0O1"),))
+
+
 class Check(NamedTuple):
-    """A step that two ranks run with `--check`. solve, run: options. line: what the run says besides."""
+    """A step that ranks run with `--check`. solve, run: options. line: what the run says besides. order: makes the
+    schedule, if it is not solved."""
 
     name: str
     model: str
     solve: str = ""
     run: str = ""
     line: str = ""
+    order: Callable[[], Schedule] | None = None
 
 
 CHECKS = [
@@ -42,7 +55,9 @@ CHECKS = [
     Check("dropout", MODELS + "dropout", "", "--capture", "captured: "),
     Check("recompute", MODELS + "dropout", "--recompute all", "--capture", "captured: "),
     Check("offload", MODELS + "plain", "--offload full --microbatches 8", "--capture", "captured: "),
+    Check("late offload", MODELS + "short", order=late_offload),
     Check("vocabulary", "gpt-tiny", "--vocabulary sharded", "--capture", "captured: "),
+    Check("smoothed labels", MODELS + "smoothed", "--vocabulary sharded", "--capture", "captured: "),
     Check("side inputs", MODELS + "sides", "", "--capture", "not captured: side inputs"),
     Check("slices", "gpt-tiny", "--slices 2", "--capture", "not captured: labels of slices"),
     Check("replicas", MODELS + "plain", "", "--mesh pp=2,dp=2"),
@@ -86,7 +101,10 @@ def solved(folder: Path, model: str, options: str = "") -> None:
 
 def wrong_of(check: Check, folder: Path) -> str:
     """What is wrong of a check; "": nothing."""
-    solved(folder, check.model, check.solve)
+    if check.order is None:
+        solved(folder, check.model, check.solve)
+    else:
+        check.order().save(folder / "s.json")
     words = [
         *["run", "s.json", "--local", "--device", "cuda", "--check", "--steps", "3", "--model"],
         check.model,

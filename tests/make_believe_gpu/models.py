@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zbsolve.exec import CrossEntropy
+from zbsolve.models.by_name import load
+
 WIDTH = 16
 
 
@@ -55,5 +58,17 @@ def dropout() -> Any:
     return _model(*(Block(0.2) for _ in range(6)))
 
 
+def short() -> Any:
+    """Of one rank: a microbatch keeps one tensor, which is copied alone."""
+    batch = torch.randn(8, WIDTH), torch.randn(8, WIDTH)
+    return [nn.Linear(WIDTH, WIDTH), nn.Tanh()], batch, nn.functional.mse_loss
+
+
 def sides() -> Any:
     return _model(Giving(), Block(), Block(), Taking(), Block(), Taking())
+
+
+def smoothed() -> Any:
+    """gpt-tiny, whose scores have a second part for smoothed labels."""
+    model = load("gpt-tiny")
+    return model.build(), model.batch, CrossEntropy(label_smoothing=0.1, soft_cap=5.0)

@@ -94,6 +94,20 @@ ROWS = (
         "vocabulary",
     ),
     Planted(
+        "memory is given up that a collective still reads",
+        "vocabulary/rank.py",
+        "self._kept[m].partial, self._kept[m].partial_slope\n",
+        "self._kept[m].partial, None\n",
+        "smoothed labels",
+    ),
+    Planted(
+        "an offload does not wait for the reload that had its host buffer before",
+        OFFLOAD,
+        "            behind.append(read)\n",
+        "            pass\n",
+        "late offload",
+    ),
+    Planted(
         "gradients are read before their sum is there",
         "exchange.py",
         "                joined(work, timeout, self.flat.device)\n",

@@ -255,6 +255,7 @@ class DeviceGenerator:
 
 class Properties:
     name, total_memory, major, minor, multi_processor_count, L2_cache_size = "make-believe GPU", MEMORY, 9, 0, 132, 1 << 20
+    uuid = "make-believe"
 
 
 class Nccl(device.Nccl):  # type: ignore[misc, name-defined]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,5 +26,24 @@ def finds_wrong() -> dict[str, Any]:
 
 def hangs(note: str) -> dict[str, Any]:
     Path(note).write_text(str(os.getpid()))
+    time.sleep(600)
+    return {}
+
+
+def ends_early() -> dict[str, Any]:
+    os.write(1, b"a library " + b"x" * 10_000 + b"\n")
+    os._exit(0)
+
+
+def garbage() -> Any:
+    os.write(1, b"\xff\xfe\x00 no text\n")
+    return ["no", "dict"]
+
+
+def leaves_a_server() -> dict[str, Any]:
+    """Its MPS lives on, and it ends by no signal that it can hear of."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder = Path(tempfile.mkdtemp())
+    (folder / "control").touch()
     time.sleep(600)
     return {}

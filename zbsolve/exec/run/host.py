@@ -53,7 +53,8 @@ PLACE = "CUDA_MPS_PIPE_DIRECTORY"
 USUAL_PLACE = "/tmp/nvidia-mps"  # NVIDIA's
 QUEUES = 32  # hardware queues of a GPU; MPS divides them among its processes
 FEWEST_QUEUES = 8
-START_SECONDS, END_SECONDS = 5.0, 10.0
+START_SECONDS, SERVER_SECONDS, END_SECONDS = 5.0, 30.0, 10.0
+PROBE = "from ctypes import *; g=CDLL('libcuda.so.1'); exit(g.cuInit(0) or g.cuDevicePrimaryCtxRetain(byref(c_void_p()),0))"
 
 
 def device_environment(rank: int, sharers: int) -> dict[str, str]:
@@ -83,23 +84,33 @@ def at_once() -> bool:
 @contextmanager
 def together(folder: Path) -> Iterator[None]:
     """Inside, processes that share a GPU compute at the same time, if MPS runs or can be started; it is stopped at the end
-    if it was started here. folder: for its files."""
+    if it was started here. folder: for its files. The first use of a GPU (`PROBE`) starts MPS's server: it may fail."""
     if at_once() or shutil.which(CONTROL) is None:
         yield
         return
     kept = {name: os.environ.get(name) for name in (PLACE, "CUDA_MPS_LOG_DIRECTORY")}
     os.environ.update(dict.fromkeys(kept, str(folder)))
     try:
-        with suppress(OSError, subprocess.SubprocessError):
+        try:
             subprocess.run([CONTROL, "-d"], check=True, capture_output=True, timeout=START_SECONDS)
             came_true(at_once, START_SECONDS)
+            subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, timeout=SERVER_SECONDS)
+        except (OSError, subprocess.SubprocessError):
+            end_together(folder)
         yield
     finally:
-        if at_once():
-            with suppress(OSError, subprocess.SubprocessError):
-                subprocess.run([CONTROL], input=b"quit -t 2\n", capture_output=True, timeout=END_SECONDS, check=False)
+        end_together(folder)
         for name, value in kept.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+def end_together(folder: Path) -> None:
+    """Stop what `together` has started with its files in this folder, or below it."""
+    for control in folder.rglob("control"):
+        at = os.environ | {PLACE: str(control.parent)}
+        with suppress(OSError, subprocess.SubprocessError):
+            subprocess.run([CONTROL], input=b"quit -t 2\n", env=at, capture_output=True, timeout=END_SECONDS, check=False)
+        control.unlink(missing_ok=True)  # to whoever looks, it does not run
 
 
 asked_to_stop = threading.Event()  # of this process

@@ -105,13 +105,6 @@ class Collectives(SideWork):
         break_off_groups([self.group], self.device)
 
 
-def used_here(tensors: Iterable[Tensor]) -> None:
-    """Tell the allocator that the current stream uses these tensors, too, which another stream has allocated."""
-    for tensor in tensors:
-        if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
 class VocabularyShard(Part):
     """This rank's shard and its microbatches. side: its collectives. share: the weight of a microbatch in the step's loss
     (1/m). training: a backward follows; else nothing is kept for one, S computes no input gradient, and VR exchanges only
@@ -227,7 +220,7 @@ class VocabularyShard(Part):
         """VR: exchange statistics between shards; with one barrier also sum the input gradient. The last stage's
         rank gets the loss."""
         m, root, share = action.part, self.homes.last(action.part), state.data.share(action.part)
-        kept, part = self._kept[m], self._kept[m].partial
+        kept, part, slope = self._kept[m], self._kept[m].partial, self._kept[m].partial_slope
 
         def work() -> None:
             everything = kept.statistics.new_empty(self.homes.size, *kept.statistics.shape)
@@ -235,19 +228,17 @@ class VocabularyShard(Part):
             self.side.wait(dist.all_gather(rows, kept.statistics, group=self.side.group, async_op=True))
             self._merged[m] = merge(self.output, kept, everything, self._units[m])
             if part is not None:
-                used_here([] if kept.partial_slope is None else [kept.partial_slope])  # it is freed before this is done
                 part.copy_(input_gradient(self.output, kept, self._merged[m]).view(part.shape))
                 self.side.sum(part, root)
 
         def over() -> None:
-            nonlocal part
-            used_here(self._merged[m])
+            nonlocal part, slope
             if root == self.homes.rank:
                 loss = self._merged[m].loss
                 state.losses.append(loss if share == 1 else share_of_loss(loss, share))
                 if part is not None:
                     self._gradients[m] = part
-            part = None
+            part = slope = None  # not earlier: another stream may still read them
             if not self.training:
                 self._taken(m)
 
@@ -299,14 +290,12 @@ class VocabularyShard(Part):
         sent = list[Tensor]()
         if root == self.homes.rank:
             gradient = self._scattered.pop(m)  # None: no layer used the vectors
-            sent.append(shard.weight.new_zeros(shape, requires_grad=False) if gradient is None else gradient)
+            given = shard.weight.new_zeros(shape, requires_grad=False) if gradient is None else gradient
+            sent.append(given.to(shard.weight.dtype).contiguous())
 
         def work() -> None:
             if not sent:
                 sent.append(shard.weight.new_empty(shape, requires_grad=False))
-            given, sent[0] = sent[0], sent[0].to(shard.weight.dtype).contiguous()
-            if sent[0] is not given:
-                used_here([given])
             self.side.broadcast(sent[0], root)
 
         self.side.begin(action.name, work, lambda: add_gradient(shard, tokens, sent.pop()))
