@@ -511,6 +511,23 @@ def test_gradients_of_a_whole_model_are_its_own(name: str) -> None:
     assert max(difference(found[n], expected[n]) for n in expected) < 1e-12
 
 
+def test_a_model_stays_in_its_mode_and_runs_all_layers() -> None:
+    """In a microbatch of two rows, where BLOOM gives layers a row for each head of each sequence."""
+    transformers, ids = hugging_face(), torch.arange(12).view(2, 6)
+    for config in (
+        transformers.GPT2Config(**GPT2),
+        transformers.BloomConfig(vocab_size=50, hidden_size=32, n_head=4, n_layer=2),
+    ):
+        whole = transformers.AutoModelForCausalLM.from_config(config).train()
+        whole.base_model.h[1].eval()
+        modes = [part.training for part in whole.modules()]
+        assert layers_of(whole, ids)[1].training
+        assert [part.training for part in whole.modules()] == modes
+    skips = transformers.OPTConfig(vocab_size=50, hidden_size=32, ffn_dim=48, num_attention_heads=4, layerdrop=0.1)
+    with pytest.raises(BadInput, match="layers_of: OPTForCausalLM: hf: layerdrop leaves layers out at random: set it to 0"):
+        layers_of(transformers.AutoModelForCausalLM.from_config(skips), ids)
+
+
 def test_what_peft_does_beside_layers_is_refused() -> None:
     pytest.importorskip("peft", reason="peft is not installed")
     for adapter, more, why in (
@@ -520,9 +537,14 @@ def test_what_peft_does_beside_layers_is_refused() -> None:
             {"num_virtual_tokens": 3, "target_modules": None},
             "PREFIX_TUNING gives trained values",
         ),
+        ("LoraConfig", {"alora_invocation_tokens": [30]}, "LORA with alora_invocation_tokens reads the tokens"),
     ):
         with pytest.raises(BadInput, match=f"layers_of: PeftModelForCausalLM: {why}"):
             layers_of(whole_model("LlamaConfig", SMALL, adapter, more), torch.arange(8)[None])
+    two = whole_model(*ROWS["prompt"])
+    two.add_adapter("other", two.peft_config["default"])
+    with pytest.raises(BadInput, match=r"PROMPT_TUNING beside other adapters: .* keep one adapter"):
+        layers_of(two, torch.arange(8)[None])
 
 
 MIXED: dict[str, dict[str, Any]] = {  # layers of several kinds, or with a mask for each sample

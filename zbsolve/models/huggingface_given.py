@@ -93,6 +93,26 @@ def of_eight_words(config: Any) -> Any:
     return small
 
 
+def check_all_run(config: Any) -> None:
+    """Raise BadInput for a model that leaves layers out at random."""
+    for name in ("encoder_layerdrop", "decoder_layerdrop", "layerdrop"):
+        if getattr(config, name, 0):
+            raise BadInput(f"hf: {name} leaves layers out at random: set it to 0")
+
+
+@contextmanager
+def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Inside, all modules are in eval mode; then as before."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
 class Sample(NamedTuple):
     """A microbatch: the number of sequences, their length in tokens, and the type that layers compute in."""
 
@@ -235,11 +255,13 @@ def _set_kind(config: Any, kind: str) -> None:
 
 
 def _noted(causal: Any, sample: Sample) -> Given:
-    value, other = (_called_with(causal, sample.batch, sample.length, word)[:2] for word in (0, 1))
-    if not all(map(_same, tree_leaves(value), tree_leaves(other))):
-        raise BadInput(f"hf: layers of {type(causal).__name__} are given what depends on the tokens")
-    shorter = _called_with(causal, sample.batch, sample.length - 1, 0)[:2] if sample.length > 1 else None
-    _check_first(causal.eval(), sample.length)
+    check_all_run(causal.config)
+    with in_eval_mode(causal):  # it may share modules with a user's model
+        value, other = (_called_with(causal, sample.batch, sample.length, word)[:2] for word in (0, 1))
+        if not all(map(_same, tree_leaves(value), tree_leaves(other))):
+            raise BadInput(f"hf: layers of {type(causal).__name__} are given what depends on the tokens")
+        shorter = _called_with(causal, sample.batch, sample.length - 1, 0)[:2] if sample.length > 1 else None
+        _check_first(causal, sample.length)
     return Given(value, _along(value, shorter, sample.length), sample.batch)
 
 
@@ -251,7 +273,8 @@ def _check_first(causal: Any, length: int) -> None:
     setattr(owner, name, nn.ModuleList())
     causal.config.num_hidden_layers = 0
     with torch.no_grad():
-        y = inner_of(without_norm(causal))[1](input_ids=torch.zeros(x.shape[:2], dtype=torch.long), use_cache=False)[0]
+        ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        y = inner_of(without_norm(causal))[1](input_ids=ids, use_cache=False)[0]
     if not _same(x, y):
         shapes = "" if x.shape == y.shape else f": {tuple(x.shape)}, not {tuple(y.shape)}"
         why = f"what they get is not what it makes of its words without them{shapes}"
@@ -272,9 +295,10 @@ def _with_note(config: Any, words: Words) -> Any:
 
 def _called_with(causal: Any, batch: int, length: int, word: int) -> Any:
     """(positional, named) arguments of the first layer and its input, for sequences of one repeated token, `word`."""
+    ids = torch.full((batch, length), word, device=next(causal.get_input_embeddings().parameters()).device)
     try:
         with torch.no_grad():
-            inner_of(causal)[1](input_ids=torch.full((batch, length), word), use_cache=False)
+            inner_of(causal)[1](input_ids=ids, use_cache=False)
     except Noted as found:
         return found.args
     raise BadInput(f"hf: {type(causal).__name__} does not call its layers")

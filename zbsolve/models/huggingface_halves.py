@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..util.errors import BadInput
-from .huggingface_given import Answer, Given, Held, Noted, Sample
+from .huggingface_given import Answer, Given, Held, Noted, Sample, check_all_run
 from .losses import CrossEntropy
 from .model import Model, Place, seeded
 from .published_models import random_tokens, typed
@@ -30,7 +30,6 @@ from .published_models import random_tokens, typed
 MEMORY, WORDS = "memory", "words"  # the encoder's output; the decoder's tokens
 HALVES = "encoder", "decoder"
 COUNTS = ("num_hidden_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")  # as configs call them
-SKIPPED = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class _Walk:
         results, form = tree_flatten(_on_meta(layer)(*tree_map(there, (x, *args)), **tree_map(there, kwargs)))
         for n, leaf in enumerate(results):
             if isinstance(leaf, Tensor):
-                new = torch.zeros(leaf.shape, dtype=leaf.dtype, device="cpu", requires_grad=leaf.requires_grad)
+                new = torch.zeros(leaf.shape, dtype=leaf.dtype, device=x.device, requires_grad=leaf.requires_grad)
                 results[n] = real.get(id(leaf), new)
                 if n and results[n] is new:
                     self.made[id(new)] = len(self.called) - 1, n
@@ -144,7 +143,9 @@ def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple
     for name, module in originals.items():
         getattr(bare, name).register_forward_hook(lambda _, args, y, child=module: walk.module(child, args, y))
     _made(bare, shell)
+    device = next(tokens.parameters()).device
     x = torch.zeros(sample.batch, sample.length, tokens.embedding_dim, dtype=sample.dtype)
+    x = x if device.type == "meta" else x.to(device)
     further = {} if memory is None else {"encoder_hidden_states": memory}
     y = tree_leaves(bare(inputs_embeds=x, **further)[0])[0]
     if len(walk.called) != len(layers) or y is not walk.row:
@@ -303,9 +304,7 @@ def halves_model(spec: str, seed: int, config: Any, sample: Sample) -> Model:
 def halves_of(shell: Any, first: Sample, second: Sample) -> tuple[Rows, tuple[Half, Half]]:
     """(name, builder) of each layer, and both halves. shell: the model, on the meta device or not; layers share its real
     parameters. first, second: what the encoder and the decoder get. Raises BadInput."""
-    skipped = [name for name in SKIPPED if getattr(shell.config, name, 0)]
-    if skipped:
-        raise BadInput(f"hf: {skipped[0]} leaves layers out at random: set it to 0")
+    check_all_run(shell.config)
     with torch.random.fork_rng(devices=[]):
         encoder, memory = _half(shell, HALVES[0], first, None)
         decoder, _ = _half(shell, HALVES[1], second, memory)

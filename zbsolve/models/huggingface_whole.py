@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from ..util.errors import BadInput, raised
 from .huggingface import Embedding, Head, Layer, with_numbers
-from .huggingface_given import Note, Sample, balance_of, given_to, inner_of, owner_of, without_norm
+from .huggingface_given import Note, Sample, balance_of, given_to, in_eval_mode, inner_of, owner_of, without_norm
 from .huggingface_halves import copied, halves_of
 from .losses import auxiliary_losses
 from .sides import called, row_of
 
-FEW = 16  # tokens on which the layers are compared with the model
+FEW = 16  # tokens of a sequence on which the layers are compared with the model
 CLOSE = 1e-3  # relative to the largest logit
 PROMPTS = ("PROMPT_TUNING", "P_TUNING")  # virtual tokens before the embedded ones, and nothing else
 
@@ -62,6 +62,10 @@ def _without_peft(model: Any) -> Any:
         kind = getattr(config.peft_type, "value", str(config.peft_type))
         if config.is_prompt_learning and kind not in PROMPTS:
             raise BadInput(f"{kind} gives trained values to every layer at once: take adapters that are in layers")
+        if config.is_prompt_learning and len(model.peft_config) > 1:
+            raise BadInput(f"{kind} beside other adapters: the layers could not follow set_adapter: keep one adapter")
+        if getattr(config, "alora_invocation_tokens", None):
+            raise BadInput(f"{kind} with alora_invocation_tokens reads the tokens in every layer: leave these out")
         tuners = [cls for cls in type(model.base_model).__mro__ if "forward" in vars(cls)]
         if not config.is_prompt_learning and tuners[0].__name__ not in ("BaseTuner", "Module"):
             raise BadInput(f"{kind} does more than its layers, such as a term of all adapters in the loss: take another one")
@@ -136,9 +140,9 @@ def _check_same(model: Any, layers: nn.Sequential, tokens: tuple[Tensor, ...]) -
     """Compare the layers with the model on a few tokens, without dropout. Raises BadInput where they differ."""
     if not _has_numbers(model):
         return
-    few = tokens if len(tokens) > 1 else (tokens[0][:1, :FEW],)
+    few = tokens if len(tokens) > 1 else (tokens[0][:, :FEW],)
     found: Any = few if len(few) > 1 else few[0]
-    with _in_eval_mode(model, layers), torch.no_grad(), torch.random.fork_rng(devices=[]), auxiliary_losses():
+    with in_eval_mode(model, layers), torch.no_grad(), torch.random.fork_rng(devices=[]), auxiliary_losses():
         right = model(**dict(zip(("input_ids", "decoder_input_ids"), few, strict=False)), use_cache=False).logits
         for layer in layers:
             found = called(layer, found)
@@ -148,16 +152,3 @@ def _check_same(model: Any, layers: nn.Sequential, tokens: tuple[Tensor, ...]) -
     apart = float((found - right).abs().max() / right.abs().max())
     if not apart < CLOSE:
         raise BadInput(f"does more than its layers one after the other: their logits differ from its own by {apart:.1g}")
-
-
-@contextmanager
-def _in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside, all modules are in eval mode; then as before."""
-    modes = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
