@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, field, make_dataclass, replace
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .build.recompute import recomputed_layers
 from .features.feature import AUTO, NOT_OPEN, Field, is_auto
@@ -117,7 +117,7 @@ class PlainStep:
         return any(is_auto(getattr(self, name)) for name in OPEN)
 
     @property
-    def closed(self) -> Self:
+    def closed(self) -> Step:
         """The step with the simplest value for each field of a feature that is "auto"."""
         return replace(self, **{name: value for feature in FEATURES for name, value in feature.closed(self).items()})
 
@@ -179,7 +179,7 @@ class PlainStep:
             return self.partition.layers
         return None if self.partition is None else tuple(self.partition)
 
-    def with_backward(self, profile: Any, fused: bool) -> Self:
+    def with_backward(self, profile: Any, fused: bool) -> Step:
         """The step with one backward pass BW, or with B and W. The partition is that of B and W in both cases, so that the
         two can be compared. Raises BadInput, Infeasible."""
         if self.auto or isinstance(self.partition, Partition):
