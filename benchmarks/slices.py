@@ -151,7 +151,7 @@ def _rank_of(row: Results) -> tuple[bool, float]:
 
 def _counts(name: str, context: int) -> list[int]:
     """The numbers of slices to try."""
-    sliced = system(NAMES.get(name, name)).slices
+    sliced = system(NAMES.get(name, name)).feature == "slices"
     return [n for n in COUNTS if n * STEP_TOKENS <= UNITS * 1024 * context] if sliced else [1]
 
 

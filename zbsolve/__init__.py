@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # for type checkers
     from .features.sizes import Batch as Batch
     from .ilp.bounds.any_choice import bound_over_choices as bound_over_choices
     from .ilp.bounds.any_choice import bound_over_orders as bound_over_orders
-    from .ilp.bounds.any_sizes import bound_over_sizes as bound_over_sizes
+    from .ilp.bounds.any_choice import bound_over_sizes as bound_over_sizes
     from .layer import HostLink as HostLink
     from .layer import Layer as Layer
     from .layer import Link as Link

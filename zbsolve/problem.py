@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import problem_form
-from .kinds import KINDS, LINKS, SLICES
+from .kinds import KINDS, LINKS, SLICES, TABLE
 from .tables import CARGO, WHOLE, Bools, Edge, Edges, Ints, Pass, Passes, Pool, Slowdown, pass_name, usual_cargo
 from .util.columns import coded, whole_column
 from .util.errors import BadInput, prefixed
@@ -191,8 +191,14 @@ class Problem:
         return tuple(ranks[:period])
 
     def has(self, feature: str) -> bool:
-        """Whether there are passes of a feature (see `kinds.Kind`); for `SLICES` whether sequences are cut into slices."""
-        return self.slices > 1 if feature == SLICES else bool(self.passes.that(feature=feature).any())
+        """Whether `features` has this one."""
+        return feature in self.features
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        """The features that its passes show: those that bring their kinds (see `kinds.Kind`), and `SLICES`."""
+        names = (*(TABLE[kind].feature for kind in self.passes.kinds), SLICES if self.slices > 1 else "")
+        return tuple(dict.fromkeys(filter(None, names)))
 
     @cached_property
     def model_stages(self) -> int:
@@ -473,7 +479,7 @@ class Problem:
             "capacity": None if self.capacity is None else list(self.capacity),
             **({"pools": [{"name": pool.name, "capacity": pool.capacity} for pool in self.pools]} if self.pools else {}),
             **({"messages": self.messages.as_json()} if self.messages else {}),
-            **{name: list(note) for name in ("slice_lengths", "recomputed", "sizes") if (note := getattr(self, name))},
+            **{name: list(note) for name in problem_form.NOTES if (note := getattr(self, name))},
             **({"slowdowns": [asdict(slowdown) for slowdown in self.slowdowns]} if self.slowdowns else {}),
             **({"settings": dict(self.settings)} if self.settings else {}),
             "passes": problem_form.passes_as_json(self.passes),

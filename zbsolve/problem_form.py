@@ -252,6 +252,10 @@ def check_capacity(capacity: Sequence[int] | None, ranks: int) -> None:
         raise BadInput(f"capacity: rank {int(np.argmin(capacity))} is negative ({min(capacity)})")
 
 
+# Field of a problem that its passes do not show → what it is.
+NOTES = {"slice_lengths": "lengths of slices", "recomputed": "layers that recompute", "sizes": "sizes of microbatches"}
+
+
 def check_notes(lengths: Sequence[float], slices: int, counts: Sequence[int], layers: Sequence[int]) -> None:
     """Raises BadInput for notes that do not fit the problem. lengths: of its slices. slices: their number. counts: the
     recomputed layers of each stage. layers: all layers of each stage."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, field, make_dataclass, replace
 from functools import cached_property
 from math import ceil
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .build.recompute import recomputed_layers
@@ -51,6 +52,10 @@ def _blocking(problem: Problem) -> bool | None:
     return bool(problem.sending.any()) if known else None
 
 
+def _placed(placement: str | Spot, problem: Problem) -> str:
+    return AUTO if placement == AUTO else "/".join(map(describe, routes_of(placement, problem.ranks)))
+
+
 def _of_fields() -> str:
     """The part of the docstring of `Step` that lists its fields."""
     rows = "\n    ".join(f"{step_field.name}: {step_field.words}" for step_field in STEP_FIELDS)
@@ -60,8 +65,8 @@ def _of_fields() -> str:
 PLAIN_FIELDS = (
     Field("ranks", MISSING, "of the pipeline", kind=int, told=lambda problem: problem.ranks),
     Field("microbatches", MISSING, "of a step", kind=int, told=lambda problem: problem.microbatches),
-    Field("placement", "single", PLACEMENTS, closed="single", told=lambda problem: problem.model_routes),
-    Field("partition", None, PARTITIONS, read=parse_partition, closed=None, told=lambda problem: problem.layers),
+    Field("placement", "single", PLACEMENTS, closed="single", told=lambda problem: problem.model_routes, meant=_placed),
+    Field("partition", None, PARTITIONS, read=parse_partition, closed=None, told=attrgetter("layers")),
     Field("memory", None, MEMORY, fixed="ranks have for activations"),
     Field("objective", "makespan", OBJECTIVE, choices=OBJECTIVES, told=lambda problem: problem.objective),
     Field("fused", False, FUSED, kind=bool, told=lambda problem: "BW" in problem.passes.kinds),

@@ -213,8 +213,8 @@ class Passes(Sequence[Pass]):
         return Passes(**{name: np.concatenate([getattr(self, name), new]) for name, new in added.items()}, stream_sets=sets)
 
     def like(self, rows: Ints, kind: ArrayLike, stream: str, duration: Ints, **other: Ints) -> Passes:
-        """The table with a further pass for each of `rows`, whose stage, microbatch and rank it has unless `other` does."""
-        columns = {name: getattr(self, name)[rows] for name in ("stage", "microbatch", "rank")}
+        """The table with a further pass for each of `rows`, whose part of the step and rank it has unless `other` does."""
+        columns = {name: getattr(self, name)[rows] for name in (*IDENTITY[1:], "rank")}
         return self.more(kind, stream, **{**columns, "duration": duration, **other})
 
     def _with_streams(self, stream: str) -> tuple[tuple[tuple[str, ...], ...], int]:

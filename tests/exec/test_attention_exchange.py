@@ -48,7 +48,7 @@ def test_a_rank_goes_on_where_what_it_helps_comes_in_parts() -> None:
         one = random_schedule(problem, seed)
         going = {action.name for program in lower(one) for action in program.actions if action.goes_on}
         assert going == {name for name in problem.names if "H" in name and comes_in_parts(one, name)} != set()
-    with pytest.raises(BadInput, match="one device: attention for another rank needs a process for each rank"):
+    with pytest.raises(BadInput, match="one device: passes for another rank need a process for each rank"):
         run_here(schedule, gpt("small", 0, GptSizes(width=8, blocks=2, heads=2, batch=2, length=12)))
 
 

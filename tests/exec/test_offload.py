@@ -263,7 +263,7 @@ def test_a_copy_that_would_come_too_early_or_too_late_is_refused(edges: list[str
 
 
 def test_one_device_refuses_copies_by_name() -> None:
-    with pytest.raises(BadInput, match="one device: passes O and R need a process for each rank"):
+    with pytest.raises(BadInput, match="one device: copies to host memory need a process for each rank"):
         run_here(random_schedule(offloaded(layers=8)), mlp(0))
 
 

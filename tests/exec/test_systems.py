@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 RANKS, MICROBATCHES = 4, 8
 # Where the vocabulary is sharded, stages beyond the model's are no layers: nothing here runs such steps yet, nor slices.
-PLAIN = [one.name for one in SYSTEMS if one.group != "asynchronous" and not (one.vocabulary or one.slices)]
+PLAIN = [one.name for one in SYSTEMS if one.feature in ("", "offload")]
 OFFLOADED = [one.name for one in SYSTEMS if one.copies is not None]
 MIRRORED = [one.name for one in SYSTEMS if one.placement == "mirror"]
 CASES = {

@@ -17,11 +17,11 @@ from ..support.house import MODULES
 
 # Feature → how a condition names it; the files that are its own; how many other files have such a condition.
 FEATURES = {
-    "vocabulary": (r"vocab|BARRIERS", r"vocab", 10),
-    "slices": (r"\bslices\b|sliced|\bcuts\b", r"slice|cuts", 28),
-    "offload": (r"offload", r"offload", 6),
-    "sharding": (r"\bshards\b|\bshard_|sharded|gathers", r"shard", 11),
-    "recompute": (r"recompute", r"recompute", 10),
+    "vocabulary": (r"vocab|BARRIERS", r"vocab", 8),
+    "slices": (r"\bslices\b|sliced|\bcuts\b", r"slice|cuts", 24),
+    "offload": (r"offload", r"offload", 4),
+    "sharding": (r"\bshards\b|\bshard_|sharded|gathers", r"shard", 10),
+    "recompute": (r"recompute", r"recompute", 8),
     "attention exchange": (r"attention_exchange", r"attention", 4),
     "replicas": (r"\breplicas\b", r"replica", 11),
 }

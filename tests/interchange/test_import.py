@@ -64,7 +64,7 @@ def test_torchs_csv_comes_back_as_it_went(name: str, placement: str, fused: bool
     assert found.schedule.timeline().value == schedule.timeline().value
 
 
-PLAIN = [one for one in SYSTEMS if one.rounds is None and one.copies is None and not (one.vocabulary or one.slices)]
+PLAIN = [one for one in SYSTEMS if not one.feature]
 
 
 @pytest.mark.parametrize("one", PLAIN, ids=lambda one: one.name)

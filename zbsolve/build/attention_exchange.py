@@ -72,7 +72,7 @@ def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
     duration[rows] = parts.behind
     passes = replace(p, duration=duration)
     for kinds, time in ((("FQ", "BQ"), parts.before), (("FA", "BA"), parts.attention)):
-        passes = passes.like(rows, np.where(forward, *kinds), "compute", time, slice=p.slice[rows])
+        passes = passes.like(rows, np.where(forward, *kinds), "compute", time)
     begin, first = np.arange(len(p)), len(p) + np.arange(len(rows))
     begin[rows] = first
     early = np.flatnonzero(begin[e.after] != e.after)  # what precedes a pass must precede its first part
@@ -95,7 +95,7 @@ def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, firs
     duration = p.duration.copy()
     duration[begin + count] -= away
     late, own, helped = behind >= 0, np.where(behind >= 0, behind, ahead), begin + 2 * count
-    columns = {"rank": p.rank[own], "slice": p.slice[rows]}
+    columns = {"rank": p.rank[own]}
     passes = replace(p, duration=duration).like(rows, np.where(forward, "FH", "BH"), "compute", away, **columns)
     forth, back = traffic(costs, stage, p.slice[rows], blocks, ~forward)
     neighbour = _neighbours(own, late, helped)

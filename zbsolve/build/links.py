@@ -28,8 +28,8 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
         the next 4: a link each way between each two sites (`site:<from>-<to>`); messages inside a site stay lags.
     latency: µs of each message that occupy no link. A message that takes no longer stays a lag.
 
-    Apply it after slices. Raises BadInput where messages occupy their sender, and for a message that passes no tensor on,
-    such as those of attention that ranks compute for each other.
+    Apply it when parts of microbatches are there. Raises BadInput where messages occupy their sender, and for a message
+    that passes no tensor on.
     """
     p, e = problem.passes, problem.edges
     site = np.arange(problem.ranks) if shared in (PAIR, RANK) else sites_of(shared, problem.ranks)
@@ -49,7 +49,7 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
     sets = tuple(dict.fromkeys((*p.stream_sets, *streams)))
     number = {stream: i for i, stream in enumerate(sets)}
     kind = np.where(cargo == CARGO[1], "MF", "MB")
-    passes = p.like(maker, kind, "compute", e.lag[rows] - latency, slice=p.slice[maker])
+    passes = p.like(maker, kind, "compute", e.lag[rows] - latency)
     on = np.concatenate([p.streams, [number[stream] for stream in streams]])
     own, edges = len(p) + np.arange(len(rows)), e.only(np.setdiff1d(np.arange(len(e)), rows))
     edges += Edges.of(maker, own, carries=cargo) + Edges.of(own, taker, lag=latency, carries=cargo)

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..kinds import KINDS
 from ..problem import MessageRoom, Problem
-from ..tables import Edges, Ints, Passes
+from ..problem_form import NOTES
+from ..tables import IDENTITY, Edges, Ints, Passes
 from ..util.errors import BadInput
 from .numbers import check_room
 
@@ -80,16 +81,15 @@ def with_microbatches(problem: Problem, count: int) -> Problem:
     if count < 1:
         raise BadInput(f"microbatches: at least 1 is needed, got {count}")
     p, e, each = problem.passes, problem.edges, np.arange(count)
-    columns = {
-        name: np.repeat(getattr(p, name), count) for name in ("kind", "stage", "slice", "rank", "duration", "streams")
-    }
-    passes = Passes(microbatch=np.tile(each, len(p)), **columns, stream_sets=p.stream_sets)
+    columns = {name: np.repeat(getattr(p, name), count) for name in (*IDENTITY, "rank", "duration", "streams")}
+    columns["microbatch"] = np.tile(each, len(p))
+    passes = Passes(**columns, stream_sets=p.stream_sets)
     ends = {name: (getattr(e, name)[:, None] * count + each).ravel() for name in ("before", "after")}
     further = {name: np.repeat(getattr(e, name), count) for name in ("lag", "bytes", "carries", "sent", "pool")}
     return replace(problem, passes=passes, edges=Edges(**ends, **further))
 
 
-SAME_PASSES = ("kind", "stage", "microbatch", "slice", "rank", "streams")
+SAME_PASSES = (*IDENTITY, "rank", "streams")
 SAME_EDGES = ("before", "after", "carries", "pool")
 
 
@@ -99,7 +99,7 @@ def mixed(problems: Sequence[Problem], kinds: Sequence[int]) -> Problem:
     problems: steps of one kind of microbatch each, alike in all but numbers.
     kinds: shape (microbatches,), an index of `problems` for each.
 
-    Passes and edges of no microbatch (updates, gathers, sums over replicas) have the largest numbers of all problems, and
+    Passes and edges of no microbatch have the largest numbers of all problems, and
     ranks have the least memory. Raises BadInput, and Infeasible where a microbatch alone does not fit.
     """
     first = problems[0]
@@ -144,9 +144,7 @@ def _same(problem: Problem, other: Problem) -> dict[str, bool]:
         "edges": columns(problem.edges, other.edges, SAME_EDGES),
         "layers a stage": problem.layers == other.layers,
         "pools of memory": [pool.name for pool in problem.pools] == [pool.name for pool in other.pools],
-        "layers that recompute": problem.recomputed == other.recomputed,
-        "slices": problem.slice_lengths == other.slice_lengths,
-        "sizes of microbatches": problem.sizes == other.sizes,
+        **{words: getattr(problem, name) == getattr(other, name) for name, words in NOTES.items()},
         "objective": problem.objective == other.objective,
     }
 

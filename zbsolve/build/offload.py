@@ -59,7 +59,7 @@ def with_offload(
     X computes it again) offloads none of that. The capacity of devices does not change; to build a step that fits only with
     offload, leave out its capacity, and set it afterwards.
 
-    Apply it after recompute, and before updates and sharding. Raises BadInput for numbers that make no sense, for a step
+    Apply it before what `kinds.LATER` lists. Raises BadInput for numbers that make no sense, for a step
     that offloads already, and for a stage that should offload but keeps nothing that a later pass frees.
     """
     check_before(problem, OFFLOAD)

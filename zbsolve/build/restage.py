@@ -27,9 +27,9 @@ def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
     Raises BadInput where the problem is no plain step, or the numbers of stages do not fit; Infeasible where one microbatch
     no longer fits a rank.
     """
-    others = [kind for kind in problem.passes.kinds if TABLE[kind].feature]
-    has = f"passes of kind {', '.join(others)}" if others else "slices" if problem.passes.slice.any() else ""
-    if has:
+    if problem.features:
+        others = [kind for kind in problem.passes.kinds if TABLE[kind].feature]
+        has = f"passes of kind {', '.join(others)}" if others else ", ".join(problem.features)
         raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has {has}")
     plain = rebuilt(problem, problem.placement)
     if _without_lags(plain) != _without_lags(problem):

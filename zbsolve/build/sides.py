@@ -62,7 +62,7 @@ def with_side_inputs(problem: Problem, *sides: SideInput, begins: Sequence[int] 
     begins: stages other than the first that begin a row: they take the batch, and no message connects them to the stage
     before.
 
-    Apply it before uneven microbatches, sharding, updates and exchanges. Raises BadInput.
+    Apply it before what `kinds.LATER` lists. Raises BadInput.
     """
     check_apart(problem, "side inputs")
     if problem.slices > 1:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..kinds import kinds_that
 from ..problem import Problem
 from ..tables import Edges
 from ..util.errors import BadInput
@@ -19,7 +18,7 @@ def without_backward(problem: Problem, stages: int) -> Problem:
 
     stages: how many; all of them: a step of forwards alone.
 
-    Apply it before exchanges, updates and sharding. Raises BadInput for a number that makes no sense.
+    Apply it before passes that are counted by the step. Raises BadInput for a number that makes no sense.
     """
     if not 0 <= stages <= problem.stages:
         raise BadInput(f"untrained: {stages} stages: from 0 to {problem.stages}, all of them")
@@ -43,7 +42,7 @@ def with_backward(problem: Problem) -> Problem:
     """A plain step whose first stages have no backward, with backwards there that take no time, as schedules from the
     literature order them. Other steps are unchanged."""
     kinds, front = set(problem.passes.kinds), untrained_stages(problem)
-    if not front or not kinds <= set(kinds_that(feature="")) or "F" not in kinds or problem.slices > 1:
+    if not front or problem.features or "F" not in kinds:
         return problem
     passes, fs = problem.passes, np.flatnonzero(problem.passes.are("F") & (problem.passes.stage < front))
     for kind in ("B", "W") if "B" in kinds else ("BW",):

@@ -26,9 +26,8 @@ def with_exchange(problem: Problem, time: Numbers, *, replicas: bool = False) ->
     replicas: has the whole pipeline replicas (data parallelism)? Then every stage with gradients has a C on each of
         its ranks, which is the sum over its ranks and over the replicas.
 
-    `<stage>C<place among its ranks>` runs on `comm:<rank>`, after the stage's last gradients on all of them (W or BW; T and
-    VS for a shard of the vocabulary). Apply it last. Raises BadInput; with replicas also where the step exchanges gradients
-    already, updates weights inside, or has sharded parameters, whose reductions are these sums.
+    `<stage>C<place among its ranks>` runs on `comm:<rank>`, after all passes that add to the stage's gradients. Apply it
+    last. Raises BadInput; with replicas also where the step sums gradients in other passes already, or has updates.
     """
     check_apart(problem, EXCHANGE)
     times = whole_numbers(time, "exchange", problem.stages)

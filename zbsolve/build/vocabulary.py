@@ -71,9 +71,8 @@ def with_vocabulary(problem: Problem, costs: Vocabulary) -> Problem:
     problem: its last stage ends with the last hidden states, and its backward then waits for the reduction.
     costs: of shards and collectives, see `Vocabulary`. What shards hold counts against the capacity.
 
-    Apply it after `pipeline` and recompute, and before offload, updates and sharding. Raises BadInput for numbers that make
-    no sense, for a step with a sharded vocabulary, updates or shards already, and for one without a backward of its last
-    stage.
+    Apply it before what `kinds.LATER` lists. Raises BadInput for numbers that make no sense, for a step that has it
+    already, and for one without a backward of its last stage.
     """
     if not isinstance(costs, Vocabulary):
         raise BadInput(f"vocabulary: {costs}: a `Vocabulary` is needed, which says what shards cost")

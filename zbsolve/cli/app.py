@@ -26,18 +26,17 @@ REMOVED = {
     "period": "write zbsolve check schedule.json --period",
     "systems": "write zbsolve show systems",
 }
+COMPARED = "use solve: --method 1f1b,auto compares schedules of one step"
 ONE_LOOK = "pictures have one look; in Python zbsolve.show.Style changes it"
-STEP = (
-    "--ranks --microbatches --placement --partition --memory --objective --fused --no-fused --recompute --offload "
-    "--vocabulary --slices --attention-exchange --shards --gathers --replicas --blocking --no-blocking"
-)
+STEP = "options of a step"  # all of them
 WORDS = "--update --all-to-all --held-from-B --transient --frozen --message-bytes --latency --bandwidth --shard-latency "
 WORDS += "--shard-bandwidth --host-bandwidth --host-bandwidth-both --host-latency --host-memory --host-ranks --host-bus "
 WORDS += "--blocking --rank-factors --model"
 # Command, options, what to write now.
 OPTIONS = (
     ("show compare", "--size --title --palette --time-range", ONE_LOOK),
-    ("compare", f"{STEP} --seconds --effort --seed", "use solve: --method 1f1b,auto compares schedules of one step"),
+    ("compare", "--seconds --effort --seed", COMPARED),
+    ("compare", STEP, COMPARED),
     ("compare", "--with-memory", "show --with-memory draws what ranks hold"),
     ("solve", "--solver", "write --method milp:highs"),
     ("bench", STEP, "write it after the file: profile.json@ranks=4,microbatches=8,placement=vee"),
@@ -60,13 +59,22 @@ OPTIONS = (
 )
 
 
+def removed(options: str) -> list[str]:
+    """The options in a row of `OPTIONS`."""
+    if options != STEP:
+        return options.split()
+    from ..step import STEP_FIELDS
+
+    return [*(field.option for field in STEP_FIELDS), "--no-fused", "--no-blocking"]
+
+
 def what_instead(command: str, words: Sequence[str]) -> str:
     """What to write in place of a removed command, or of the first removed option; "" if there is none."""
     if command in REMOVED:
         return f"was removed: {REMOVED[command]}"
     for name in (word.partition("=")[0] for word in words):
         for commands, options, instead in OPTIONS:
-            if command in commands.split() and name in options.split():
+            if command in commands.split() and name in removed(options):
                 return f"{name} was removed: {instead}"
     return ""
 

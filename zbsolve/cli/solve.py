@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..features.feature import is_auto
+from ..features.keeping import BOTH
 from ..problem import Problem
 from ..profile.doubtful import doubts
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..show.schedule_comparison import compare_schedules
-from ..step import Step
+from ..step import OPEN, Step
 from ..util.errors import BadInput, ZbsolveError
 from ..util.files import document_kind
 from ..util.text import counted
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 POINTS = 12  # memory limits of a frontier; the peaks of named schedules are added
 NOT_HERE = ("memory", "hint")  # options that --frontier does not take, since it sets them for each point
 PREFERENCES = ("time", "memory")
-CLOSED = ("placement", "partition", "gathers", "vocabulary")  # options that are the same for all points
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -245,8 +246,8 @@ def solve_frontier(options: argparse.Namespace) -> int:
     if options.method != "auto":
         raise BadInput(f"--method {options.method}: a frontier is found by auto")
     profile, step = tools.profile_from(options.profile, "solve"), step_from(options)
-    for name in CLOSED:
-        if getattr(step, name) == "auto":
+    for name in OPEN:
+        if name not in BOTH and is_auto(getattr(step, name)):
             raise BadInput(f"--frontier: {name} 'auto' has no frontier: name one")
     limits = tools.search_limits(options) | {"points": options.frontier}
     for folder in folders:  # before any time is spent

@@ -105,25 +105,11 @@ def _said(options: argparse.Namespace, *names: str) -> dict[str, Any]:
 def _check_agree(options: argparse.Namespace, problem: Problem, where: str) -> None:
     """Raise BadInput where an option contradicts the problem of a file. where: begins the message."""
     for name, value in _said(options, *OPTIONS).items():
-        if what := FIELDS[name].fixed:
+        field = FIELDS[name]
+        if what := field.fixed:
             raise BadInput(f"{_option(name, value)}: {where}, and its problem says what {what}: leave it out")
-        has, wanted = _both(name, value, problem)
+        has, wanted = field.told(problem), field.read(value) if isinstance(value, str) else value
+        has = field.meant(bool(has) if field.kind is bool else has, problem)
+        wanted = field.meant(getattr(wanted, "layers", wanted), problem)
         if has != wanted:
             raise BadInput(f"{_option(name, value)}: {where} with {name} {has}: leave the option out, or name a profile")
-
-
-def _both(name: str, value: Any, problem: Problem) -> tuple[Any, Any]:
-    """The problem's value of an option, and the given value, in a form in which they can be compared."""
-    from ..build.recompute import recompute_in_words, recomputed_layers
-    from ..placement import describe, routes_of
-
-    has, wanted = FIELDS[name].told(problem), FIELDS[name].read(value) if isinstance(value, str) else value
-    if name == "placement":
-        return "/".join(map(describe, has)), value if value == "auto" else "/".join(
-            map(describe, routes_of(value, problem.ranks))
-        )
-    if name == "recompute":
-        layers = problem.layers or (1,) * problem.model_stages
-        held, asked = (recompute_in_words(recomputed_layers(stages, layers), layers) or "none" for stages in (has, value))
-        return held, asked
-    return (bool(has) if FIELDS[name].kind is bool else has), getattr(wanted, "layers", wanted)

@@ -156,11 +156,11 @@ def _check_help(graph: Graph, rows: Ints) -> None:
             graph.need(helper.kind[0] + kind, helper)
 
 
-_PART = Handler(lambda *_: None, only_time=True, sliced=True, before_its_pass=True)  # the F or B after it does its work
+_PART = Handler(lambda *_: None, only_time=True, in_parts=True, before_its_pass=True)  # the F or B after it does its work
 _HELP = Handler(
     lambda state, action, _: state.part(AttentionPeers).help(action),
     _check_help,
-    sliced=True,
+    in_parts=True,
     ended=lambda state, action: state.part(AttentionPeers).ended(action.name),
 )
 HANDLERS = dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART) | dict.fromkeys(HELPS, _HELP)

@@ -9,10 +9,10 @@ message) is made up in the next sleeps. Only a delay of more than the duration o
 rank, and the step longer. Records have wall-clock times. Host time, the optimizer and memory are not emulated.
 
 Side streams have clocks of their own. A rank sleeps for them only if its next pass takes their result. The record of an
-all-to-all has its device's start and end, as nothing really runs then. Gathers, reductions and sums over replicas really
+all-to-all has its device's start and end, as nothing really runs then. Collectives counted by the step really
 start when the rank comes to them, but on the device when all that they wait for has ended there. If they wait for other
 ranks of the pipeline, their end is known only at the end of the step; all-to-alls after them start without it. A collective
-of a sharded vocabulary takes its device's duration from its real end on, since all devices have come to it by then.
+of a microbatch takes its device's duration from its real end on, since all devices have come to it by then.
 
 Attention for another rank is really computed while the pass that hands it over runs. The parts before that pass do nothing:
 they are recorded with their devices' times, and the real work after them has their time, too. Parts and helpers end when
@@ -119,9 +119,10 @@ class Times:
 def _profiled(profile: Profile, problem: Problem) -> Problem:
     """The same step with a profile's durations."""
     stays = problem
-    if profile.host is None:  # it says nothing of copies
-        copies = passes_where(problem, "does", "offload") | passes_where(problem, "does", "reload")
-        stays = problem.only(np.flatnonzero(~copies))
+    if profile.host is None:  # it says nothing of copies to a further pool, and back
+        e, further = problem.edges, problem.edges.pool > 0
+        copies = np.union1d(e.before[further], e.after[further])
+        stays = problem.only(np.setdiff1d(np.arange(len(problem.passes)), copies))
     return timed_by(stays, replace(profile, capacity=None))  # the solver has checked that it fits
 
 

@@ -167,8 +167,8 @@ def buckets(
 
 class Shared(Part):
     """The parameters that this rank shares with other ranks of its pipeline. Making it gives them the same values on all
-    ranks, which all make one. exchanged: stages with passes C on this rank. If an earlier part must complete gradients first
-    (those of shards), they are summed after that, at the end of the step. Raises LostRank."""
+    ranks, which all make one. exchanged: stages with passes C on this rank. If an earlier part must complete gradients
+    first, they are summed after that, at the end of the step. Raises LostRank."""
 
     name, any_order = "exchange", True
 
@@ -418,4 +418,4 @@ def _check(graph: Graph, rows: Ints) -> None:
             raise BadInput(f"stage {stage}: it is on ranks {homes}, but its passes C are on ranks {sorted(ranks)}")
 
 
-HANDLERS = {"C": Handler(_exchange, _check, ends_with_step=True, sliced=True)}
+HANDLERS = {"C": Handler(_exchange, _check, ends_with_step=True, in_parts=True)}

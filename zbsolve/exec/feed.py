@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
+from .base.part import shares_of_rows
 from .base.values import PLAIN_TYPES, each_tensor, in_parts, leaves_of, tensors_of
-from .slices.cutting import shares_of_rows
 from .transport.format import Format
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers

@@ -1,7 +1,8 @@
 """The tables of what the executor can run, collected from the features' own folders.
 
-`HANDLERS`: kind of pass → handler; other kinds do not run. `BESIDE`: (step, number of layers) → the layers that every rank
-needs. `MAKE`: what features do to a rank's part of the model before ranks connect, in turn; `SPREAD`: after `parallelize`.
+`HANDLERS`: kind of pass → handler; other kinds do not run. `CHECKS`: of a whole step, where handlers check their passes.
+`BESIDE`: (step, number of layers) → the layers that every rank needs. `MAKE`: what features do to a rank's part of the model
+before ranks connect, in turn; `SPREAD`: after `parallelize`.
 `PARTS`: functions that make a rank's parts, in the order in which they are made and called. Sums over ranks come last, as
 they include what earlier parts do to gradients. Around a pass, later parts wrap earlier ones; slices come first, so they see
 exactly what their stage gets.
@@ -38,7 +39,7 @@ from .offload.rank import Offload
 from .sharding import rank as sharding
 from .sharding.rank import Sharding
 from .sides import SideInputs
-from .slices.stage import Slices, sliced_loss
+from .slices.stage import Slices, check_slices, sliced_loss
 from .updates import Updates
 from .vocabulary import rank as vocabulary
 from .vocabulary.parts import sharded_layers, with_shard
@@ -72,10 +73,10 @@ def _check_message(graph: Graph, rows: Ints) -> None:
 HANDLERS: dict[str, Handler] = {
     **backward.HANDLERS,
     **offload.HANDLERS,
-    "AF": Handler(_hand_on, _check_behind("F"), makes="its activation", repeatable=True, only_time=True, sliced=True),
-    "AB": Handler(_hand_on, _check_behind("B", "BW"), makes="the gradient of its input", only_time=True, sliced=True),
+    "AF": Handler(_hand_on, _check_behind("F"), makes="its activation", repeatable=True, only_time=True, in_parts=True),
+    "AB": Handler(_hand_on, _check_behind("B", "BW"), makes="the gradient of its input", only_time=True, in_parts=True),
     **dict.fromkeys(
-        ("MF", "MB"), Handler(_hand_on, _check_message, makes="its input", repeatable=True, only_time=True, sliced=True)
+        ("MF", "MB"), Handler(_hand_on, _check_message, makes="its input", repeatable=True, only_time=True, in_parts=True)
     ),
 }
 for _of in (exchange, sharding, updates, vocabulary, attention, work):
@@ -88,6 +89,9 @@ def passes_where(problem: Problem, field: str, value: object = None) -> Bools:
     return problem.passes.are(*(kind for kind, known in fields.items() if (known == value if value else known)))
 
 
+CHECKS: list[Callable[[Graph], None]] = [
+    lambda graph: check_slices(graph, [kind for kind, handler in HANDLERS.items() if handler.in_parts])
+]
 BESIDE: list[Callable[[Problem, int], list[int]]] = [sharded_layers]
 SPREAD: list[Callable[[Own, Given], Own]] = [sharding.with_sharded]
 MAKE: list[Callable[[Own, Given], Own]] = [

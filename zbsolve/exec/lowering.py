@@ -31,13 +31,13 @@ from ..util.errors import BadInput
 from .awaits import awaits_of, begins_and_ends, crossings, received, shares
 from .base.handler import Graph
 from .base.program import Action, Message, Program
-from .handlers import HANDLERS, passes_where
+from .handlers import CHECKS, HANDLERS, passes_where
 from .step_view import StepView
 from .updates import uses_of
 
 CARRIED = {"activation": "input", "gradient": "gradient"}  # what an edge carries → its name for the pass that takes it
 # Fields of handlers whose passes depend on ranks that send them no message.
-FAR = ("goes_on", "before_its_pass", "settle", "release", "does")
+FAR = ("goes_on", "before_its_pass", "settle", "release")
 Incoming = Mapping[int, tuple[Message, ...]]
 
 
@@ -63,32 +63,22 @@ def check_by_rank(problem: Problem) -> None:
 
 
 def check_runs(problem: Problem, training: bool = True) -> None:
-    """Raise BadInput, naming a pass, where the executor cannot run the problem: a kind has no handler, or none for
-    slices in a step with slices; several ranks have one stage of a microbatch; an edge between ranks carries nothing; a
-    pass lacks its input; a handler's check fails."""
+    """Raise BadInput, naming a pass, where the executor cannot run the problem: a kind has no handler; several
+    ranks have one stage of a microbatch; an edge between ranks carries nothing; a pass lacks its input; a check of a feature
+    or of a handler fails."""
     p = problem.passes
     unknown = [kind for kind in p.kinds if kind not in HANDLERS]
     if unknown:
         name, kind = problem.names[problem.rows(*unknown)[0]], p[problem.rows(*unknown)[0]].kind
         raise BadInput(f"pass {name}: run does not know passes of kind {kind} yet (only {' '.join(HANDLERS)})")
-    _check_slices(problem)
+    _ = problem.routes  # raises where a microbatch is on several ranks for one stage
+    graph = Graph(problem, training)
+    for check in CHECKS:
+        check(graph)
     _check_edges(problem)
     _check_inputs(problem)
-    graph = Graph(problem, training)
     for kind in p.kinds:
         HANDLERS[kind].check(graph, problem.rows(kind))
-
-
-def _check_slices(problem: Problem) -> None:
-    """Check that each stage of a microbatch is on one rank; with slices, the same rank for all microbatches."""
-    routes = problem.routes  # raises where a microbatch is on several ranks for one stage
-    if problem.slices == 1:
-        return
-    whole = np.flatnonzero(~passes_where(problem, "sliced"))
-    if len(whole):
-        raise BadInput(f"pass {problem.names[whole[0]]}: run knows none of its kind where sequences are cut into slices")
-    if len(routes) > 1:
-        raise BadInput(f"slices: microbatches follow {len(routes)} routes, and run knows slices on one")
 
 
 def _check_edges(problem: Problem) -> None:
@@ -118,8 +108,8 @@ def _kept_by_collectives(problem: Problem) -> Bools:
     kept = np.zeros(len(e), bool)
     if not joins.any():
         return kept
-    part, count = problem.parts, problem.microbatches * problem.slices
-    peers = np.full((int(p.kind.max()) + 1, count, problem.ranks), -1, np.int64)
+    part = problem.parts
+    peers = np.full((int(p.kind.max()) + 1, int(part.max()) + 1, problem.ranks), -1, np.int64)
     rows = np.flatnonzero(joins)
     peers[p.kind[rows], part[rows], p.rank[rows]] = rows
     pairs = np.sort(e.before * len(p) + e.after)
@@ -245,15 +235,15 @@ class _Lowering:
             makers: Sequence[int] = self.makers.get(row, ())
             if not makers and self.weighted[row] and stage in self.made:
                 if (stage, microbatch) not in used:
-                    raise BadInput(f"pass {problem.names[row]}: no edge says which pass gathers its stage's parameters")
+                    raise BadInput(f"pass {problem.names[row]}: no edge says which pass prepares its stage's weights")
                 makers = [used[stage, microbatch]]
             for maker in makers:
                 last[maker] = row
                 used[stage, microbatch] = maker
         released: dict[int, tuple[tuple[str, int], ...]] = {}
         for maker, row in last.items():
-            gather = problem.passes[maker]
-            released[row] = (*released.get(row, ()), (gather.kind, gather.stage))
+            used_last = problem.passes[maker]
+            released[row] = (*released.get(row, ()), (used_last.kind, used_last.stage))
         return released
 
     def _action(self, row: int, **by_order: Any) -> Action:

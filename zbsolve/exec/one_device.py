@@ -25,7 +25,6 @@ from .choices import Row
 from .connecting import Whole
 from .feed import moved, step_seed
 from .graphs.auto import decisions_of, parts_by_name
-from .handlers import passes_where
 from .interpreter import Interpreter
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers
 from .lowering import lower
@@ -95,9 +94,9 @@ class OneDevice:
         self.view = StepView.of(schedule)
         for lacks, there in (
             ("passes U need", problem.round > 0),
-            ("passes O and R need", passes_where(problem, "does", "offload").any()),
-            ("a sharded vocabulary needs", problem.passes.that(together=True).any()),
-            ("attention for another rank needs", problem.passes.that(away=True).any()),
+            ("copies to host memory need", (problem.edges.pool > 0).any()),
+            ("collectives need", problem.passes.that(together=True).any()),
+            ("passes for another rank need", problem.passes.that(away=True).any()),
         ):
             if there:
                 raise BadInput(f"one device: {lacks} a process for each rank")

@@ -150,7 +150,7 @@ class Pipeline:
         self.inputs, self.targets = own.program.inputs, own.program.targets
         self.microbatches = range(self.view.microbatches)
         self.cutting, self.counting = Cutting.of(self.view.step), Counting.of(loss)
-        homes = self.view.step.stage_ranks  # shards of a vocabulary follow the model's stages; they have no layers
+        homes = self.view.step.stage_ranks  # stages beyond the model's follow; they have no layers
         self.owners = [ranks for ranks, n in zip(homes, own.counts, strict=False) for _ in range(n)]
         self._connect(own, given, emulate)
         if capture:
@@ -203,7 +203,7 @@ class Pipeline:
         return [] if self._runner.captures is None else self._runner.captures.said
 
     def wait_gradients(self) -> None:
-        """Wait until `.grad` is the mean over all replicas, or this rank's shard of it. Raises RunFailed."""
+        """Wait until `.grad` is the mean over all replicas, or this rank's part of it. Raises RunFailed."""
         self._runner.wait_gradients()
 
     @property

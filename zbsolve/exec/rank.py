@@ -171,7 +171,7 @@ class RankRunner:
         raise error
 
     def wait_gradients(self) -> None:
-        """Wait until `.grad` is the mean over all replicas, or this rank's shard of it. Raises RunFailed."""
+        """Wait until `.grad` is the mean over all replicas, or this rank's part of it. Raises RunFailed."""
         for wait in self._waits:
             with self.peers.telling("mean of gradients"):
                 wait()

@@ -101,8 +101,8 @@ class StepView:
 
 
 def forwards_only(problem: Problem, microbatches: int) -> Problem:
-    """The forwards of `problem`'s first `microbatches` microbatches, with the passes that belong to them (AF; for a sharded
-    vocabulary VE, VB, S, VR), and the activations that they pass on. Nothing is held, so there is no capacity."""
+    """The forwards of `problem`'s first `microbatches` microbatches, with the passes of features that are part of a
+    forward, and the activations that they pass on. Nothing is held, so there is no capacity."""
     first = problem.head(microbatches)
     p = first.passes  # without a backward, F does all of its attention
     kept = p.that(half="forward") & ~p.that(feature=ATTENTION)

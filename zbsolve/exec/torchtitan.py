@@ -1,5 +1,5 @@
 """torchtitan's pipeline stages with our split of the backward. Add `import zbsolve.exec.torchtitan` to the module with your
-configuration. From then on, every stage that torchtitan makes goes through `split_stage`, before torchtitan shards,
+configuration. From then on, every stage that torchtitan makes goes through `split_stage`, before torchtitan divides,
 checkpoints or compiles its module: tensor parallelism gives layers a forward of its own, which must have ours inside. Tested
 with torchtitan 0.3.0."""
 

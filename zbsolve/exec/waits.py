@@ -72,9 +72,9 @@ class _Together:
 class _Rank:
     """One rank, as its program is read. host: the last call of its host. open: ends of the work enqueued since that call.
     computed: the end of the pass launched last. issued: the last entry in the device's single hardware queue; every
-    later one waits for it. streamed: stream → the end of its last work. reserved: message → what used its
-    memory before. left: source → the messages whose receives are not enqueued yet. begun: pass that only starts work →
-    (when a thread launched the work; None: the host did), its end. gathered: stage → the end of its last gather."""
+    later one waits for it. streamed: stream → the end of its last work. reserved: message → what used its memory
+    before. left: source → the messages whose receives are not enqueued yet. begun: pass that only starts work → (when a
+    thread launched the work; None: the host did), its end. prepared: stage → the end of the last work for its weights."""
 
     def __init__(self, program: Program, together: _Together) -> None:
         self.program, self.together, self.graph = program, together, together.graph
@@ -87,7 +87,7 @@ class _Rank:
         self.reserved: dict[Message, int | None] = {}
         self.left = {source: deque(messages) for source, messages in program.incoming.items()}
         self.begun: dict[str, tuple[int | None, int]] = {}
-        self.gathered: dict[int, int] = {}
+        self.prepared: dict[int, int] = {}
 
     def run(self) -> None:
         """Read the whole program, in the interpreter's order; the step ends after all that was enqueued."""
@@ -158,18 +158,18 @@ class _Rank:
         elif handler.ends_with_step:
             end = together.end((action.kind, action.stage), f"sum of stage {action.stage} ends")
             self.enqueue(f"sums of {action.stage}", f"begins {name}", [self.computed], end)
-        elif handler.does in ("gather", "reduce"):
-            end = self.enqueue("shards", f"begins {name}", [self.computed])
-            if handler.does == "gather":
-                self.gathered[action.stage] = end
         elif handler.settle is not None:
             self.copy(action)
+        elif handler.ended is not None:
+            end = self.enqueue("beside", f"begins {name}", [self.computed])
+            if handler.release is not None:
+                self.prepared[action.stage] = end
         else:
-            gathered = self.gathered.get(action.stage) if handler.uses_weights else None
-            self.computed = self.enqueue("compute", f"runs {name}", [*taken, gathered])
+            prepared = self.prepared.get(action.stage) if handler.uses_weights else None
+            self.computed = self.enqueue("compute", f"runs {name}", [*taken, prepared])
 
     def copy(self, action: Action) -> None:
-        """An offload or reload. A thread launches a copy that waits for copies of other ranks; the host waits for the thread
+        """A copy. A thread launches one that waits for copies of other ranks; the host waits for the thread
         where the copy must be done."""
         stream, name = f"copies {action.stream}", action.name
         if action.hears:

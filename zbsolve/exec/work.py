@@ -21,7 +21,8 @@ class WorkBeside(Part):
     no_ahead = "work beside the step would be done twice where a step begins again"
 
     def __init__(self, work: OwnWork, rank: int, problem: Problem) -> None:
-        self.work, self.rank, self.pieces, self.slices = work, rank, len(problem.rows("J")), problem.slices
+        self.work, self.rank, rows = work, rank, problem.rows("J").tolist()
+        self.numbers = {problem.names[row]: int(problem.passes.microbatch[row]) for row in rows}
 
     @classmethod
     def of(cls, rank: int, problem: Problem, work: OwnWork | None) -> WorkBeside | None:
@@ -37,8 +38,8 @@ class WorkBeside(Part):
 
 def _run(state: RankState, action: Action, given: Any) -> Any:
     part, taken = state.part(WorkBeside), () if action.takes is None else (given,)
-    made = part.work(part.rank, action.part // part.slices, part.pieces, *taken)
+    made = part.work(part.rank, part.numbers[action.name], len(part.numbers), *taken)
     return made if action.sends or action.hands else None
 
 
-HANDLERS = {"J": Handler(_run, makes="what it hands on", sliced=True)}
+HANDLERS = {"J": Handler(_run, makes="what it hands on", in_parts=True)}

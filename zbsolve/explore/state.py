@@ -22,7 +22,7 @@ from ..problem import OBJECTIVES
 from ..profile.given import given_profile
 from ..profile.profile import Profile
 from ..step import Step
-from ..systems.table import ASYNCHRONOUS, OFFLOAD, SLICES, SYSTEMS, VOCABULARY, system
+from ..systems.table import SYSTEMS, system
 from ..util.errors import BadInput
 
 NUMBERS_FILE = "numbers.json"  # of the command line
@@ -201,8 +201,7 @@ def _same(*texts: str) -> tuple[tuple[str, str], ...]:
 
 STEP, MODEL, UNEVEN, MORE, OF_PROFILE = GROUPS = ("Step", "Model", "Uneven stages", "More", "What the profile knows")
 HIDDEN = ((OF_PROFILE,), (MODEL, UNEVEN))  # groups without a profile, and with one
-# Asynchronous ones have no step with an end; others have copies, slices or a sharded vocabulary of their own.
-SYSTEM_NAMES = tuple(entry.name for entry in SYSTEMS if entry.group not in (ASYNCHRONOUS, OFFLOAD, SLICES, VOCABULARY))
+SYSTEM_NAMES = tuple(entry.name for entry in SYSTEMS if not entry.feature)
 FEATURES = {field.name: field for field in FIELDS if field.offered}
 CONTROLS: tuple[Slider | Choice, ...] = (
     Slider("ranks", "ranks p", 4, "", 1, 64, 32, 1, STEP),

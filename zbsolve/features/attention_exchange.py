@@ -91,6 +91,7 @@ ATTENTION_EXCHANGE = Feature(
         ),
     ),
     build=_build,
+    usual=False,
     apart=(
         Apart(ATTENTION, "whole sequences", "is between slices of sequences, and none is sliced (slices)"),
         Apart(ATTENTION, "uneven slices", f"is for even slices, {DIVIDING}; uneven ones can take as long without it", Unfit),

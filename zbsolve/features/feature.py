@@ -42,6 +42,7 @@ class Field:
     read: the option's text → the value; raises BadInput.
     closed: the simplest value, if the search may decide the field ("auto"); or a function step → this value.
     told: problem → the value that its passes show; None where they do not show it.
+    meant: (value, problem) → what the value means there, to compare it with the problem's.
     untold: what the feature's passes do not show, in words, where that is the value.
     fixed: for fields that a problem's file does not show: what of the problem the option would change, in words.
     offered: further values, as text, that a page lets users choose from.
@@ -56,6 +57,7 @@ class Field:
     read: Callable[[str], Any] = lambda text: text
     closed: Any = NOT_OPEN
     told: Callable[[Problem], Any] = lambda problem: None
+    meant: Callable[[Any, Problem], Any] = lambda value, problem: value
     untold: str = ""
     fixed: str = ""
     offered: tuple[str, ...] = ()
@@ -156,6 +158,7 @@ class Feature:
     partition: step → the partition that the feature brings, for a step that names none; or "".
     note: (step, profile) → a line on what the profile does not know of the feature; or "".
     beside: field of another feature → its value beside the simplest values of this one's fields.
+    usual: 1F1B, with which other schedules are compared, is of a step with it too.
     """
 
     name: str
@@ -170,6 +173,7 @@ class Feature:
     partition: Callable[[Any], str] = lambda step: ""
     note: Callable[[Any, Any], str] = lambda step, profile: ""
     beside: Mapping[str, Any] = field(default_factory=dict)
+    usual: bool = True
 
     def closed(self, step: Any) -> Mapping[str, Any]:
         """The simplest values of its fields that a step leaves open, and what others have beside these; by name."""

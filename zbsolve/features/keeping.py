@@ -19,7 +19,7 @@ from ..layer import layer_ranges
 from ..partition.stage_costs import StageCosts
 from ..util.text import rows_of_numbers
 from .feature import Choices, Feature, Moves, Named, Now, is_auto
-from .offload import FULL, HALF, NO_OFFLOAD, Offload, stage_fractions, within_host
+from .offload import FULL, HALF, NO_OFFLOAD, Offload, is_none, known_host, stage_fractions, within_host
 
 ALL_WAYS = 100  # up to this many choices of all stages together, all are tried
 BREADTH = 24  # changed steps that are tried before the best of them is taken
@@ -40,6 +40,24 @@ def all_kept(step: Any) -> Any:
     """The step with open fields set to no recompute and no offload."""
     again = () if is_auto(step.recompute) else step.recompute
     return replace(step, recompute=again, offload=NO_OFFLOAD if is_auto(step.offload) else step.offload)
+
+
+def least_kept(step: Any) -> Any:
+    """The step with passes that all choices of its open fields have. If recompute is open, it has no copies: they may be
+    shorter, as less is kept."""
+    again = is_auto(step.recompute) and not is_none(step.offload)
+    return replace(all_kept(step), offload=NO_OFFLOAD) if again else all_kept(step)
+
+
+def all_copied(step: Any) -> Any | None:
+    """The step with all copies that may be made, if the search decides these alone; else None."""
+    return replace(step, offload=FULL) if is_auto(step.offload) and not is_auto(step.recompute) else None
+
+
+def check_open(step: Any, profile: Any) -> None:
+    """Raise BadInput where the search would choose copies, and the profile does not know how long they take."""
+    if is_auto(step.offload):
+        known_host(profile.host)
 
 
 def _choices(step: Any) -> list[Named]:

@@ -232,6 +232,7 @@ OFFLOAD = Feature(
     ),
     _check,
     _build,
+    usual=False,
     holds={NAME: lambda seen: not is_none(seen.step.offload)},
     apart=(
         Apart("uneven slices", NAME, f"do not go with offload: {DIVIDING}", Unfit),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..build.recompute import ALL, Recompute, recompute_in_words, recomputed_stages
+from ..build.recompute import ALL, Recompute, recompute_in_words, recomputed_layers, recomputed_stages
 from ..kinds import RECOMPUTE as NAME
 from ..problem import Problem
 from .feature import Feature, Field, is_auto
@@ -33,6 +33,11 @@ def _told(problem: Problem) -> tuple[int, ...] | str:
     return tuple(np.unique(problem.passes.stage[problem.rows("X")]).tolist())
 
 
+def _meant(recompute: Recompute, problem: Problem) -> str:
+    layers = problem.layers or (1,) * problem.model_stages
+    return recompute_in_words(recomputed_layers(recompute, layers), layers) or "none"
+
+
 RECOMPUTE = Feature(
     NAME,
     (
@@ -44,6 +49,7 @@ RECOMPUTE = Feature(
             "STAGES",
             closed=(),
             told=_told,
+            meant=_meant,
             offered=(ALL,),
         ),
     ),

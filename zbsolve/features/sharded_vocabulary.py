@@ -105,6 +105,7 @@ VOCABULARY = Feature(
     ),
     _check,
     _build,
+    usual=False,
     partition=lambda step: LAST_PARTITION if step.vocabulary == LAST else "",
     choices=Choices(("vocabulary",), vocabularies, compared=True),
     holds={

@@ -21,8 +21,9 @@ from ..problem import Problem
 from ..tables import Ints
 from ..timeline import Floats
 from ..util.errors import Unfit
-from .cuts import CHOICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
+from .cuts import CHOICES, MAX_SLICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import DIVIDING, Apart, Feature, Field, is_auto
+from .sharded_vocabulary import BARRIERS
 from .vocabulary import ShardCosts, ShardPasses
 
 ROUNDED = 1e-6  # µs by which a line in a file may be below 0
@@ -186,6 +187,49 @@ def _part_of_shard(row: ShardCosts, share: float, link: Link) -> ShardCosts:
     return replace(part, one=passes(row.one), two=passes(row.two))
 
 
+class OfAnySlices(NamedTuple):
+    """bound: a lower bound of every schedule in two slices or more, µs. longer_from: with so many slices or more, up to the
+    tokens of the sequence, every schedule is longer than the value that was asked about; None: not proven."""
+
+    bound: int
+    longer_from: int | None
+
+
+def bound_of_any_slices(profile: Any, step: Any, whole: Any, value: int) -> OfAnySlices | None:
+    """A lower bound for any slices of a step: the work of the busiest rank. whole: the same step with closed fields, named
+    layers, no memory limit, and without slices. value: µs, see `OfAnySlices.longer_from`.
+
+    Slices share the time of the whole sequence, and each has its measured extra (see `SliceExtra`), whatever its length. An
+    extra in proportion to length has the same sum for any lengths; one in proportion to length and position sums to at most
+    half of its slope times the sequence. With attention exchange the mean over ranks counts. None if ranks or microbatches
+    differ, if messages block their sender, or if a vocabulary is sharded: rounded parts may be below the whole there.
+    Raises BadInput, Infeasible.
+    """
+    blocking = profile.link.blocking if step.blocking is None else step.blocking
+    unlike = profile.rank_factors or profile.microbatch_factors
+    if unlike or blocking or is_auto(step.vocabulary) or step.vocabulary in BARRIERS:
+        return None
+    problem = whole.problem(replace(profile, capacity=None))
+    works = _works(profile, problem, step.microbatches, tokens_of(profile.facts.get(SEQUENCE)) or MAX_SLICES)
+    least = np.ceil(works.mean(axis=0) if step.attention_exchange else works.max(axis=0)).astype(np.int64)
+    short = np.flatnonzero(least <= value)
+    last = int(short[-1]) if len(short) else -1
+    return None if not len(least) else OfAnySlices(int(least.min()), None if last + 1 == len(least) else last + 3)
+
+
+def _works(profile: Any, problem: Problem, microbatches: int, tokens: int) -> Floats:
+    """µs that each rank computes at least in 2, 3, … slices, up to the number of tokens; shape (ranks, numbers)."""
+    counts = np.arange(2, min(tokens, MAX_SLICES) + 1)
+    p = problem.passes
+    works = np.bincount(p.rank, p.duration, problem.ranks)[:, None] + np.zeros(len(counts))
+    ranks = problem.routes[0]
+    for stage, here in enumerate(layer_ranges(problem.layers)):
+        for kind in p.kinds:
+            if (p.are(kind) & (p.stage == stage)).any():
+                works[ranks[stage]] += microbatches * least_extra([profile.layers[i] for i in here], kind, counts)
+    return works
+
+
 def _check(step: Any) -> None:
     if not is_auto(step.slices):
         said_of(step.slices)
@@ -225,6 +269,7 @@ SLICES = Feature(
     _check,
     _build,
     beside={"attention_exchange": False},  # which is between slices
+    usual=False,
     choices=CHOICES,
     holds={
         "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..partition.file import Partition
 from .attention_exchange import ATTENTION_EXCHANGE
 from .cuts import WHOLE, Cuts
-from .feature import Feature, Field
+from .feature import Feature, Field, Named
 from .keeping import KEEPING
 from .lengths import LENGTHS, UNEVEN
 from .links import CARDS, LINKS
@@ -41,6 +42,20 @@ FEATURES: tuple[Feature, ...] = (
     KEEPING,
 )
 FIELDS: tuple[Field, ...] = tuple(field for feature in FEATURES for field in feature.fields)
+COMPARED = tuple(feature for feature in FEATURES if feature.choices is not None and feature.choices.compared)
+
+
+def usual(step: Any) -> Any:
+    """The step without the features that the usual 1F1B lacks: see `Feature.usual`."""
+    return replace(step, **{row.name: row.default for feature in FEATURES if not feature.usual for row in feature.fields})
+
+
+def compared(step: Any) -> list[Named]:
+    """The step with each choice of the fields whose choices are all compared; the step itself where none is open."""
+    steps = [("", step)]
+    for choices in (feature.choices for feature in COMPARED if feature.choices is not None):
+        steps = [(name + more, chosen) for name, before in steps for more, chosen in choices.first(before)]
+    return steps
 
 
 class Seen(NamedTuple):

@@ -1,4 +1,4 @@
-"""Passes on side streams ("side passes"): all-to-alls, gradient exchanges, gathers, reductions.
+"""Passes on side streams ("side passes"), which are mostly collectives.
 
 Schedulers that give each rank one order see the problem without side passes: their time becomes a lag between the passes
 that they link, and a part of the memory is left for what they hold. Their own order follows from that of the other passes;

@@ -209,21 +209,21 @@ def solve_cp(
 
 SolverFor = Callable[[float, float | None], cp_model.CpSolver]  # from seconds, and effort if that is the limit
 MAX_RANK_PASSES = 400  # of one rank: with more, CP-SAT proves little
-MAX_GATHERED_PASSES = 64  # the same if side streams have only passes of the whole step
+MAX_STEP_PASSES = 64  # the same if side streams have only passes of the whole step
 MAX_FAILURES = 2  # tries of a rank without an answer, after which it is left
 TRY_SHARE, MIN_SECONDS = 0.25, 0.02  # of the time left, for one try; the least time that is worth one
 
 
 def holds_beside(problem: Problem) -> bool:
     """Whether side passes, or further pools, hold limited memory, and ranks are small enough for these bounds. If only
-    passes of the whole step hold it (gathered parameters, gradients), ranks must be smaller: CP-SAT then takes minutes that
+    passes of the whole step hold it (parameters, gradients), ranks must be smaller: CP-SAT then takes minutes that
     its deterministic time does not count, and proves little."""
     e, computing, repeated = problem.edges, problem.computing, problem.in_microbatch
     held = (e.bytes > 0) & ~(computing[e.before] & computing[e.after])
     room = problem.room
     where = np.where(e.pool > 0, problem.ranks - 1 + e.pool, problem.passes.rank[e.before])
     moving = bool((repeated[e.before] & repeated[e.after])[held].any())
-    small = np.bincount(problem.passes.rank).max() <= (MAX_RANK_PASSES if moving else MAX_GATHERED_PASSES)
+    small = np.bincount(problem.passes.rank).max() <= (MAX_RANK_PASSES if moving else MAX_STEP_PASSES)
     return bool(small and (room[where[held]] < UNLIMITED).any())
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..build.links import without_links
 from ..build.sides import rows_begun
 from ..build.untrained import untrained_stages, with_backward
-from ..kinds import SHARDING
+from ..kinds import SHARDING, TABLE
 from ..placement import describe
 from ..planner.engines import ANY, Target
 from ..problem import Problem, pass_name
@@ -152,8 +152,9 @@ def _placement(problem: Problem, target: Target) -> tuple[int, ...]:
         if odd.kind not in known:
             others = [kind for kind in problem.passes.kinds if kind not in known and kind != odd.kind]
             missing = ", ".join((odd.kind, *others))
-            sharded = ", so no sharded vocabulary" if "S" in others else ""
-            raise Refused(f"pass {name}: {engine} has no passes of kind {missing} (only {' '.join(known)}){sharded}")
+            lacks = ", ".join(dict.fromkeys(TABLE[kind].feature for kind in (odd.kind, *others) if TABLE[kind].feature))
+            so = f", so no {lacks}" if lacks else ""
+            raise Refused(f"pass {name}: {engine} has no passes of kind {missing} (only {' '.join(known)}){so}")
         if odd.slice:
             raise Refused(f"pass {name}: {engine} has no slices of a microbatch")
         first = problem.stage_ranks[odd.stage][0]

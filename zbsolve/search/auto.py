@@ -1,7 +1,7 @@
-"""`solve_auto`: choose what a step leaves open (`--placement auto`, `--recompute auto` …) by solving several choices.
+"""`solve_auto`: choose what a step leaves open (`--placement auto` …) by solving several choices.
 
 No estimate tells which partition is best: a stage's F delays the first microbatch, its B the last one, its W may fill gaps,
-and its memory limits how far ahead it may run. The same is true of recompute and offload. So choices are solved: first
+and its memory limits how far ahead it may run. The same is true of what stages keep. So choices are solved: first
 those with names; then single layers move and single stages change, from the best, as long as the schedule gets shorter.
 
 If the partition is open, the equal split (the usual one) and the balanced one are searched first, for a tenth of the time,

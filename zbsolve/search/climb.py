@@ -1,5 +1,5 @@
 """Three ways from the best step of a race to better ones: one change at a time, as long as the schedule gets shorter; other
-numbers of parts, if a feature has a `Ladder` (`--slices auto`); and layers moved together with the order.
+numbers of parts, if a feature has a `Ladder`; and layers moved together with the order.
 
 A number of parts is doubled from the best, for each kind of parts, as long as the step gets shorter by enough. Then numbers
 between the best and its neighbours are tried, twice. Each number is a run of the race; one more run names those not tried.
@@ -39,7 +39,7 @@ def built(profile: Profile, run: Run) -> Run:
     try:
         run.layers = run.step.counts(profile) or ()
         run.problem = run.step.problem(profile)
-    except (Infeasible, Unfit) as error:  # what recomputes has nothing left to offload
+    except (Infeasible, Unfit) as error:  # such as a stage that keeps nothing which it could copy
         run.failed = str(error)
     return run
 

@@ -1,5 +1,5 @@
-"""Frontiers of one step side by side: with all activations kept, with recompute, with offload, and with both. Also bounds
-that hold for every choice of recompute and offload, and for any slices.
+"""Frontiers of one step side by side: with all activations kept, with each way to keep less, and with all of them. Also
+bounds that hold for every choice of what is kept.
 
 Each further frontier is a race (`solve_auto`) at each memory limit, from the tightest up: a schedule that fits less memory
 also fits more, and a schedule of a frontier with fewer choices is also one of a frontier with more.
@@ -13,26 +13,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..build.mixing import one_microbatch_needs
-from ..features.cuts import MAX_SLICES, SEQUENCE, tokens_of
 from ..features.feature import AUTO, is_auto
-from ..features.keeping import all_kept
-from ..features.offload import FULL, NO_OFFLOAD, is_none, known_host
-from ..features.sharded_vocabulary import BARRIERS, vocabularies
-from ..features.slices import least_extra
+from ..features.keeping import BOTH as FIELDS
+from ..features.keeping import all_copied, all_kept, check_open, least_kept
+from ..features.table import compared
 from ..handover import needed
 from ..ilp.bounds.any_choice import bound_over_choices
 from ..ilp.bounds.closed_forms import closed_form
-from ..layer import layer_ranges
 from ..partition.file import Partition
-from ..problem import Problem
 from ..profile.profile import Profile
 from ..step import Step
-from ..timeline import Floats
 from ..util.clock import Clock
 from ..util.errors import Infeasible, NotFound
 from ..util.files import write_document
@@ -43,74 +38,27 @@ from .state import State
 
 
 def bound_of_every_choice(profile: Profile, step: Step) -> int:
-    """A lower bound of the step, µs, for every choice of recompute and offload that is open.
+    """A lower bound of the step, µs, for every choice of what is kept; the least over choices that are all compared.
 
-    Recompute and copies only add passes to the step that keeps everything, and a memory limit only excludes schedules. So
-    bounds of that step without a memory limit hold. Given copies count if recompute is not open, which could shorten them.
-    If only offload is open, bounds of `bound_over_choices` within the memory hold too. If the vocabulary is open, the least
-    bound of its choices counts. Raises BadInput for an open placement, partition or number of gathers.
+    Keeping less only adds passes to the step that keeps everything, and a memory limit only excludes schedules. So bounds
+    of that step without a memory limit hold (see `least_kept`). If only copies are open, bounds of `bound_over_choices`
+    within the memory hold too. Raises BadInput for other open fields.
     """
-    if is_auto(step.vocabulary):
-        return min(bound_of_every_choice(profile, closed) for _, closed in vocabularies(step))
-    again, away = is_auto(step.recompute), is_auto(step.offload)
-    step = replace(step, recompute=() if again else step.recompute)
-    plain = replace(step, offload=NO_OFFLOAD if away or again else step.offload, memory=None)
+    return min(_bound_of_kept(profile, chosen) for _, chosen in compared(step))
+
+
+def _bound_of_kept(profile: Profile, step: Step) -> int:
+    """`bound_of_every_choice` where only what is kept is open."""
+    free = replace(least_kept(step), memory=None)
     host = None if profile.host is None else replace(profile.host, memory=None)
-    bounds = [closed_form(plain.problem(replace(profile, capacity=None, host=host))).value]
-    if away and not again:
+    bounds = [closed_form(free.problem(replace(profile, capacity=None, host=host))).value]
+    if (whole := all_copied(step)) is not None:
         with suppress(Infeasible):  # copying less may fit where copying everything does not: then the first bound remains
-            bounds.append(bound_over_choices(replace(step, offload=FULL).problem(profile)).value)
+            bounds.append(bound_over_choices(whole.problem(profile)).value)
     return max(bounds)
 
 
-class OfAnySlices(NamedTuple):
-    """bound: a lower bound of every schedule in two slices or more, µs. longer_from: with so many slices or more, up to the
-    tokens of the sequence, every schedule is longer than the value that was asked about; None: not proven."""
-
-    bound: int
-    longer_from: int | None
-
-
-def bound_of_any_slices(profile: Profile, step: Step, layers: Sequence[int], value: int) -> OfAnySlices | None:
-    """A lower bound for any slices of a step: the work of the busiest rank. layers: of each stage. value: µs, see
-    `OfAnySlices.longer_from`.
-
-    Slices share the time of the whole sequence, and each has its measured extra (see `SliceExtra`), whatever its length. An
-    extra in proportion to length has the same sum for any lengths; one in proportion to length and position sums to at most
-    half of its slope times the sequence. With attention exchange the mean over ranks counts. None if ranks or microbatches
-    differ, if messages block their sender, or if a vocabulary is sharded: rounded parts may be below the whole there.
-    Raises BadInput, Infeasible.
-    """
-    blocking = profile.link.blocking if step.blocking is None else step.blocking
-    unlike = profile.rank_factors or profile.microbatch_factors
-    if unlike or blocking or is_auto(step.vocabulary) or step.vocabulary in BARRIERS:
-        return None
-    whole = replace(step, slices=1, attention_exchange=False, partition=tuple(layers), memory=None, offload=NO_OFFLOAD)
-    problem = replace(whole, recompute=() if is_auto(step.recompute) else step.recompute).problem(
-        replace(profile, capacity=None)
-    )
-    works = _works(profile, problem, step.microbatches, tokens_of(profile.facts.get(SEQUENCE)) or MAX_SLICES)
-    least = np.ceil(works.mean(axis=0) if step.attention_exchange else works.max(axis=0)).astype(np.int64)
-    short = np.flatnonzero(least <= value)
-    last = int(short[-1]) if len(short) else -1
-    return None if not len(least) else OfAnySlices(int(least.min()), None if last + 1 == len(least) else last + 3)
-
-
-def _works(profile: Profile, problem: Problem, microbatches: int, tokens: int) -> Floats:
-    """µs that each rank computes at least in 2, 3, … slices, up to the number of tokens; shape (ranks, numbers)."""
-    counts = np.arange(2, min(tokens, MAX_SLICES) + 1)
-    p = problem.passes
-    works = np.bincount(p.rank, p.duration, problem.ranks)[:, None] + np.zeros(len(counts))
-    ranks = problem.routes[0]
-    for stage, here in enumerate(layer_ranges(problem.layers)):
-        for kind in p.kinds:
-            if (p.are(kind) & (p.stage == stage)).any():
-                works[ranks[stage]] += microbatches * least_extra([profile.layers[i] for i in here], kind, counts)
-    return works
-
-
-KEPT, RECOMPUTED, OFFLOADED, BOTH = "keep only", "recompute", "offload", "both"
-WITHIN = {RECOMPUTED: (KEPT,), OFFLOADED: (KEPT,), BOTH: (KEPT, RECOMPUTED, OFFLOADED)}  # frontiers with fewer choices
+KEPT, BOTH = "keep only", "both"  # frontiers; those with one open field have its name
 EVERY_CHOICE = "without a limit of memory, and whatever is kept, recomputed or offloaded: "
 
 
@@ -146,13 +94,12 @@ def curves(
     stop: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> Curves:
-    """The frontiers of a step with recompute, offload or both open.
+    """The frontiers of a step in which it is open what is kept.
 
     points, progress, stop, options: as in `frontier`. seconds, effort: of all frontiers, in equal parts. Half of a further
     frontier's part goes to `points` limits, half to peaks of known schedules between them where a shorter step may exist.
     Raises BadInput, Infeasible."""
-    if is_auto(step.offload):
-        known_host(profile.host)
+    check_open(step, profile)
     if not isinstance(step.partition, Partition):  # bounds are about the layers that stages have without a limit of memory
         step = replace(step, partition=replace(all_kept(step), memory=None).staged(replace(profile, capacity=None)).counts)
     steps = _steps(step)
@@ -160,12 +107,12 @@ def curves(
     (name, plain), *others = steps.items()
     part = clock.limit(clock.left / len(steps))
     base = frontier(profile, plain, points=points, progress=_named(progress, name), **part, **shared)
-    if not is_auto(step.offload) and not is_none(step.offload):  # what is copied differs where stages recompute
+    if least_kept(step) != plain:  # what is copied differs where less is kept
         base = replace(base, free_bound=bound_of_every_choice(profile, step), free_proof="a bound in closed form")
     clock.spend(part.get("effort", 0.0))
     limits, frontiers = _limits(profile, step, base, points), {name: base}
     for i, (name, plain_step) in enumerate(others):
-        race = _Race(profile, plain_step, base, [frontiers[other] for other in WITHIN[name] if other in frontiers])
+        race = _Race(profile, plain_step, base, [*frontiers.values()] if name == BOTH else [base])
         options = {"progress": _named(progress, name), **shared}
         keep = clock.left * (1 - 1 / (len(others) - i))  # for those behind
         race.solve_each(limits, clock, (clock.left + keep) / 2, options)
@@ -177,13 +124,9 @@ def curves(
 
 def _steps(step: Step) -> dict[str, Step]:
     """The steps of the frontiers by name: with nothing open, then with each open field alone, then with both."""
-    again, away, plain = is_auto(step.recompute), is_auto(step.offload), all_kept(step)
-    steps = {KEPT: plain}
-    if again:
-        steps[RECOMPUTED] = replace(plain, recompute=AUTO)
-    if away:
-        steps[OFFLOADED] = replace(plain, offload=AUTO)
-    return {**steps, BOTH: step} if again and away else steps
+    plain = all_kept(step)
+    alone = {name: replace(plain, **{name: AUTO}) for name in FIELDS if is_auto(getattr(step, name))}
+    return {KEPT: plain, **alone, **({BOTH: step} if len(alone) > 1 else {})}
 
 
 def _named(progress: Callable[[str, State], None] | None, name: str) -> Callable[[str, State], None] | None:

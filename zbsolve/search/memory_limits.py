@@ -28,7 +28,7 @@ ROUND = 4  # limits that are drawn at once if effort is the limit; few, since ne
 class Point:
     """The result at one memory limit. memory: bytes of every rank, with parameters and optimizer state. peak: bytes that the
     schedule needs on its fullest rank. value, bound: µs. proof: where the bound comes from. solver: what found the schedule.
-    seconds: spent at this limit. choice: recompute and offload, if they were "auto"."""
+    seconds: spent at this limit. choice: of what is kept, if that was "auto"."""
 
     memory: int
     peak: int

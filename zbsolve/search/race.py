@@ -104,7 +104,7 @@ def _begins(problem: Problem, hint: Schedule) -> Floats | None:
 class Run:
     """A step in the race. name: its placement and what else was chosen for it. partition: all names of partitions with these
     layers. failed: why it has no schedule. least: the closed-form bound, µs, that ruled it out; 0: none did. place: its
-    placement (and number of gathers) alone. moved: the `Way` by which it was made from another run, or ""."""
+    placement, and choices that no move changes. moved: the `Way` by which it was made from another run, or ""."""
 
     step: Step
     name: str

@@ -33,7 +33,7 @@ from ..util.clock import Clock
 from .extension import extended, repeated
 from .state import BLOCK_SOLVER, LARGE_PASSES, TABU_SOLVER, State
 
-PUT_OFF = (0.0, 1.0, 4.0, 1e9)  # in mean pass durations: how long passes that need a new gather are put off
+PUT_OFF = (0.0, 1.0, 4.0, 1e9)  # in mean pass durations: how long passes that need a new side pass are put off
 SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time: the most that serial generation takes once there is a schedule
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time: the search for the makespan; decodings that the time must allow

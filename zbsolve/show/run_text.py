@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..build.vocabulary import barriers_of
 from ..ilp.bounds.bound import IN_ORDER
 from ..kinds import KINDS
 from ..placement import describe
@@ -104,8 +103,8 @@ def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
     problem, facts = trace.problem, trace.facts
     routes = problem.model_routes
     placement = describe(routes[0]) if len(routes) == 1 else "several routes"
-    shards = ", the vocabulary sharded" if barriers_of(problem) else ""
-    what = f"{problem.ranks} ranks, {len(routes[0])} stages ({placement}), {problem.microbatches} microbatches{shards}"
+    beside = f" with {', '.join(problem.features)}" if problem.features else ""
+    what = f"{problem.ranks} ranks, {len(routes[0])} stages ({placement}), {problem.microbatches} microbatches{beside}"
     clocks = f"; clocks {facts['clocks']}" if isinstance(facts.get("clocks"), str) else ""
     lines = [f"{printable(str(facts.get('format', 'zbsolve trace')))}: {what}, {len(trace.steps)} steps{clocks}"]
     left = facts.get("left_out")

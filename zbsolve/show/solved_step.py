@@ -11,12 +11,12 @@ import numpy as np
 from ..build.attention_costs import attending
 from ..features.attention_exchange import clipping_note
 from ..features.feature import AUTO, is_auto, left_open
-from ..features.keeping import BOTH
-from ..features.offload import NO_OFFLOAD, copy_ratio, is_none
-from ..features.sharded_vocabulary import vocabularies, vocabulary_of
+from ..features.keeping import BOTH, all_kept
+from ..features.offload import copy_ratio, is_none
 from ..features.sizes import Batch, batch_of, numbers_of
-from ..ilp.bounds.any_choice import bound_over_orders, check_numbers
-from ..ilp.bounds.any_sizes import bound_over_sizes
+from ..features.slices import bound_of_any_slices
+from ..features.table import COMPARED, compared, usual
+from ..ilp.bounds.any_choice import bound_over_orders, bound_over_sizes, check_numbers
 from ..kinds import WORK
 from ..partition.file import Partition
 from ..partition.stage_costs import least_step
@@ -26,7 +26,7 @@ from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..search.auto import Tried
 from ..search.certify import certified
-from ..search.keeping import bound_of_any_slices, bound_of_every_choice
+from ..search.keeping import bound_of_every_choice
 from ..search.least_peak import LeastPeak
 from ..search.noisy import LeastUnderNoise
 from ..step import Step
@@ -94,11 +94,11 @@ def _fused_saves(profile: Profile, schedule: Schedule) -> float:
 def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
     """Bounds over all choices of an option that was left open: option → placement → µs. Certificates are bounds for one
     choice only."""
-    if step.slices == AUTO:
-        return _bounds_of_slices(profile, step, tried)
     placed = dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers)
     steps = {name: replace(step, placement=name) for name in placed}
     free = replace(profile, capacity=None)
+    if step.slices == AUTO:
+        return {} if step.partition == AUTO else _bounds_of_slices(profile, steps, tried)
     if is_auto(step.order):
         return _least_on_layers(ORDER, steps, tried, lambda plain_step: bound_over_orders(plain_step.problem(free)))
     if is_auto(step.sizes):
@@ -109,25 +109,25 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
     if step.partition == AUTO and (step.lengths or step.sizes):
         return {}  # the bound over partitions counts all work with the length, and some goes with its square, or not at all
     if step.partition == AUTO:
-        places = {place: [where.costs(profile) for _, where in vocabularies(one)] for place, one in steps.items()}
+        places = {place: [where.costs(profile) for _, where in compared(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(row, step.objective) for row in all_) for place, all_ in places.items()}}
-    if step.gathers != AUTO and (left_open(step, BOTH) or step.vocabulary == AUTO):
+    if step.gathers != AUTO and (left_open(step, BOTH) or len(compared(step)) > 1):
         return {CHOICE: {place: _least_of_choices(profile, place, plain_step, tried) for place, plain_step in steps.items()}}
     return {}
 
 
 def _on_tried(place: str, step: Step, tried: Sequence[Tried]) -> dict[tuple[str, tuple[int, ...]], Step]:
-    """(placement with vocabulary, layers) → the step with these, for all splits that were tried on a placement."""
+    """(placement with compared choices, layers) → the step with these, for all splits that were tried on a placement."""
     return {
         (place + name, row.layers): one if isinstance(one.partition, Partition) else replace(one, partition=row.layers)
-        for name, one in vocabularies(step)
+        for name, one in compared(step)
         for row in tried
         if row.layers and f"{row.placement} ".startswith(f"{place}{name} ")
     }
 
 
 def _least_of_choices(profile: Profile, place: str, step: Step, tried: Sequence[Tried]) -> int:
-    """A lower bound, µs, over all choices on a placement. Where only the vocabulary is open, proven bounds count too."""
+    """A lower bound, µs, over all choices on a placement. Where what is kept is not open, proven bounds count too."""
     bounds = {key: bound_of_every_choice(profile, plain_step) for key, plain_step in _on_tried(place, step, tried).items()}
     proven = {} if left_open(step, BOTH) else {(row.placement, row.layers): row.bound or 0 for row in tried}
     return min(max(bound, proven.get(key, 0)) for key, bound in bounds.items())
@@ -154,17 +154,15 @@ def _bound_of_sizes(profile: Profile, step: Step, batch: Batch, numbers: Sequenc
     return bound_over_sizes(each, batch.sequences, numbers)
 
 
-def _bounds_of_slices(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
-    """`_bounds_of_all` over all numbers of slices, and the number from which on steps are longer than the best. {} where
-    the partition is open too."""
+def _bounds_of_slices(profile: Profile, steps: dict[str, Step], tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
+    """`_bounds_of_all` over all numbers of slices, and the number from which on steps are longer than the best."""
     value = min(attempt.value for attempt in tried if attempt.value is not None)
-    if step.partition == AUTO:
-        return {}
     least: dict[str, dict[str, int]] = {SLICES: {}, LONGER: {}}
-    for place in dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers):
-        on_it = replace(step, placement=place)
+    for place, on_it in steps.items():
+        whole = replace(usual(all_kept(on_it)), memory=None)
         layers = {attempt.layers for attempt in tried if attempt.layers and attempt.placement.split()[0] == place}
-        known = list(filter(None, (bound_of_any_slices(profile, on_it, layer, value) for layer in layers)))
+        each_whole = [replace(whole, partition=layer) for layer in layers]
+        known = list(filter(None, (bound_of_any_slices(profile, on_it, each, value) for each in each_whole)))
         if len(known) < len(layers):
             return {}
         least[SLICES][place] = min(row.bound for row in known)
@@ -185,7 +183,7 @@ def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
     if not step.attention_exchange or gain.slices == 1 or not even:
         return gain if step.attention_exchange else None
     try:
-        bare = replace(step.closed, slices=problem.slices, attention_exchange=False, memory=None, offload=NO_OFFLOAD)
+        bare = replace(usual(step.closed), slices=problem.slices, memory=None)
         plain = _on_stages(bare, step, problem).problem(replace(profile, capacity=None))
         note = clipping_note(profile, plain)
         if left_open(step, BOTH):
@@ -197,6 +195,7 @@ def _attention_gain(given: Given, problem: Problem) -> AttentionGain | None:
 
 
 def _on_stages(step: Step, asked: Step, problem: Problem) -> Step:
-    """`step` with the placement, layers and vocabulary of the problem that was solved. asked: the step of the user."""
+    """`step` with the placement, layers and compared choices of the problem that was solved. asked: the step of the user."""
     layers = asked.partition if isinstance(asked.partition, Partition) else problem.layers or None
-    return replace(step, placement=problem.model_routes, partition=layers, vocabulary=vocabulary_of(problem))
+    told = {row.name: row.told(problem) for feature in COMPARED for row in feature.fields}
+    return replace(step, placement=problem.model_routes, partition=layers, **told)

@@ -148,7 +148,7 @@ def _run(
     for thread, track in enumerate(tracks_of(schedule.problem)):
         for rank in np.unique(schedule.problem.passes.rank[track.rows]).tolist():  # several ranks may share a bus
             events.append(_name("thread_name", offset + rank, thread, printable(track.stream)))
-        events += _slices(timeline, track, offset, thread, extra or {})
+        events += _bars(timeline, track, offset, thread, extra or {})
         for row in track.rows.tolist():
             home.setdefault(row, (offset + int(schedule.problem.passes.rank[row]), thread))
     return events + _messages(timeline, home, offset)
@@ -158,7 +158,7 @@ def _name(what: str, process: int, thread: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _slices(timeline: Timeline, track: Track, offset: int, thread: int, extra: Mapping[str, list[Any]]) -> list[Event]:
+def _bars(timeline: Timeline, track: Track, offset: int, thread: int, extra: Mapping[str, list[Any]]) -> list[Event]:
     p, names = timeline.problem.passes, timeline.problem.names
     return [
         {

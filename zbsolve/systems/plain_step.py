@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from ..greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
-from ..kinds import ATTENTION, KINDS, VOCABULARY
+from ..kinds import ATTENTION, KINDS
 from ..placement import describe
 from ..problem import Problem
 from ..schedule import Schedule
@@ -93,12 +93,6 @@ class RowsOrder:
 def rows_of(name: str) -> Callable[[Callable[[PlainStep], Rows]], RowsOrder]:
     """As `order_of`, of a function that gives the rows of each stream of a plain step."""
     return lambda rows: order_of(name)(RowsOrder(name, rows))
-
-
-def without_shards(problem: Problem) -> Problem:
-    """The step without the passes of a sharded vocabulary; the same problem if it has none."""
-    shards = problem.passes.that(feature=VOCABULARY)
-    return problem.only(np.flatnonzero(~shards)) if shards.any() else problem
 
 
 def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:

@@ -14,8 +14,9 @@ from ..build.updates import with_updates
 from ..build.vocabulary import Vocabulary, with_vocabulary
 from ..features.cuts import EVEN_WORK
 from ..features.feature import AUTO
-from ..features.offload import NO_OFFLOAD
 from ..features.sharded_vocabulary import BARRIERS
+from ..features.table import usual
+from ..kinds import OFFLOAD, SLICES, UPDATES, VOCABULARY
 from ..partition.file import Partition
 from ..problem import Problem
 from ..profile.profile import Profile
@@ -24,14 +25,12 @@ from ..step import Step
 from ..util.errors import BadInput, Infeasible
 from .table import SYSTEMS, System, preset, system
 
-# Option that only some systems take → the field of `System` that is set for these.
+# Option that only some systems take → the feature of these.
 OWN = {
-    "O": "copies",
-    "R": "copies",
-    "vocabulary": "vocabulary",
-    "slices": "slices",
-    "update": "rounds",
-    "parameter_bytes": "rounds",
+    **dict.fromkeys(("O", "R"), OFFLOAD),
+    "vocabulary": VOCABULARY,
+    "slices": SLICES,
+    **dict.fromkeys(("update", "parameter_bytes"), UPDATES),
 }
 
 
@@ -59,14 +58,14 @@ def problem_for(
     vocabulary = options.pop("vocabulary", None)
     if entry.copies is not None and not {"held_until_B", "held_until_W"} & set(options):
         options["held_until_W"] = 1
-    if entry.slices:
+    if entry.feature == SLICES:
         options.setdefault("slices", max(2, ranks))
     routes = placements.parse_routes(entry.placement, ranks)
     times: dict[str, Any] = {"BW": _sum(B, W)} if entry.fused else {"B": B, "W": W}
     step = pipeline(F, placement=routes, microbatches=microbatches, **times, **options)
     if entry.copies is not None:
         return with_offload(step, out, back, which=entry.copies(step, out, back), host=Host(shared_bus=1))
-    if entry.vocabulary:
+    if entry.feature == VOCABULARY:
         half = (max(F) if isinstance(F, Sequence) else F) // 2
         return with_vocabulary(step, vocabulary or Vocabulary(half, half))
     if entry.rounds is None:
@@ -76,9 +75,9 @@ def problem_for(
 
 
 def _check_options(entry: System, options: dict[str, Any]) -> None:
-    for name, field in OWN.items():
-        if options.get(name) is not None and not getattr(entry, field):
-            those = ", ".join(other.name for other in SYSTEMS if getattr(other, field))
+    for name, feature in OWN.items():
+        if options.get(name) is not None and entry.feature != feature:
+            those = ", ".join(other.name for other in SYSTEMS if other.feature == feature)
             raise BadInput(f"{entry.name}: has no option '{name}', which is for {those}")
 
 
@@ -142,8 +141,7 @@ def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Sch
     elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
         kept = "balanced"
     try:
-        whole = {"slices": 1, "attention_exchange": False, "offload": NO_OFFLOAD, "vocabulary": None}
-        plain = replace(step.closed, placement="single", partition=kept, memory=None, **whole)
+        plain = replace(usual(step.closed), placement="single", partition=kept, memory=None)
         return preset(USUAL, step_for(USUAL, profile, plain).problem(replace(profile, capacity=None)))
     except (BadInput, Infeasible):
         return None

@@ -21,21 +21,22 @@ from ..build.numbers import Numbers
 from ..build.recompute import without_recompute
 from ..build.untrained import with_backward
 from ..greedy.side_stream import with_side_streams, without_side_streams
+from ..kinds import OFFLOAD, SLICES, UPDATES, VOCABULARY
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput, Deadlock, NotFound, prefixed
 from . import one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee_times
-from .plain_step import ORDERS, RowsOrder, WrongPlacement, step_in_lanes, without_shards
+from .plain_step import ORDERS, RowsOrder, WrongPlacement, step_in_lanes
 
-ONE_DIRECTION, SLICES, VOCABULARY, OFFLOAD, TWO_DIRECTIONS, ASYNCHRONOUS = GROUPS = (
-    "one direction",
-    "sequence slices",
-    "sharded vocabulary",
-    "offload to host memory",
-    "two directions",
-    "asynchronous",
-)
-
+# Group → the feature that the steps of its systems have (see `Problem.features`); "": passes are plain.
+GROUPS = {
+    "one direction": "",
+    "sequence slices": SLICES,
+    "sharded vocabulary": VOCABULARY,
+    "offload to host memory": OFFLOAD,
+    "two directions": "",
+    "asynchronous": UPDATES,
+}
 
 # Importing these modules fills `plain_step.ORDERS`.
 FAMILIES = one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee_times
@@ -80,14 +81,9 @@ class System:
     in_groups: Callable[[int], Callable[[Problem], Schedule]] | None = None
 
     @property
-    def vocabulary(self) -> bool:
-        """Whether its step has a sharded vocabulary."""
-        return self.group == VOCABULARY
-
-    @property
-    def slices(self) -> bool:
-        """Whether its microbatches are cut into slices."""
-        return self.group == SLICES
+    def feature(self) -> str:
+        """The feature that its step has, or ""."""
+        return GROUPS[self.group]
 
     @property
     def words(self) -> dict[str, Any]:
@@ -166,7 +162,7 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
     not defined.
     """
     entry = system(name_on(name, problem))
-    if "S" in problem.passes.kinds and not entry.vocabulary:
+    if problem.has(VOCABULARY) and entry.feature != VOCABULARY:
         raise BadInput(f"{entry.name}: is defined where the vocabulary is not sharded; {_known_on(problem)}")
     try:
         if entry.copies is not None:
@@ -204,13 +200,12 @@ def _with_recompute(schedule: Schedule, problem: Problem, waits: Mapping[str, st
 
 def _known_on(problem: Problem) -> str:
     """The end of a message: the systems for the placement of a problem."""
-    step = without_shards(problem)
-    placed = "/".join(map(placements.describe, step.routes))
-    shape = "mirror" if len(step.routes) > 1 else placed.rstrip("0123456789")
-    offloads, sharded = "O" in problem.passes.kinds, "S" in problem.passes.kinds
-    known = [entry for entry in SYSTEMS if entry.rounds is None and (offloads or entry.copies is None)]
-    special = (sharded, bool(problem.passes.slice.any()))
-    names = [entry.name for entry in known if entry.placement == shape and (entry.vocabulary, entry.slices) == special]
+    routes = problem.model_routes
+    placed = "/".join(map(placements.describe, routes))
+    shape = "mirror" if len(routes) > 1 else placed.rstrip("0123456789")
+    own = [feature for feature in (SLICES, VOCABULARY) if problem.has(feature)]
+    able = own or ["", *(feature for feature in (OFFLOAD,) if problem.has(feature))]
+    names = [entry.name for entry in SYSTEMS if entry.placement == shape and entry.feature in able]
     return f"for {'mirror' if names and shape == 'mirror' else placed} there are {', '.join(names) or 'no named ones'}"
 
 

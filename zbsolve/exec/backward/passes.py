@@ -33,8 +33,6 @@ def _forward(state: RankState, action: Action, given: Any) -> Any:
     else:
         y = stage.alone(x, target, seed=data.seed + m)
     if stage.auxiliary is not None:
-        if data.uncounted is not None:
-            raise BadInput("slices: a layer adds to the loss by auxiliary_loss, which is of a whole sequence")
         state.losses.append(stage.auxiliary * share)
     if stage.loss is None:
         return y
@@ -50,13 +48,10 @@ def _backward(state: RankState, action: Action, given: Any) -> Any:
 
 def _check_forward(graph: Graph, rows: Ints) -> None:
     """Check that the backward of a microbatch on a stage is B and W, or BW; none on the first stages, if these train
-    nothing. A slice comes after the one before it."""
+    nothing."""
     front = untrained_stages(graph.problem) % graph.problem.stages  # 0 also where no stage trains
-    for row, forward in graph.each(rows):
-        graph.check_order(forward, graph.beside(forward, -1), row)
+    for _, forward in graph.each(rows):
         if not graph.training or forward.stage < front:
-            if graph.training and graph.problem.slices > 1:
-                raise BadInput(f"pass {forward.name}: run knows no slices of a stage that trains nothing")
             continue
         fused = graph.row("BW", forward) is not None
         if fused == (graph.row("B", forward) is not None):
@@ -71,14 +66,6 @@ def _check_has_forward(graph: Graph, rows: Ints) -> None:
         graph.need("F", backward)
 
 
-def _check_backward(graph: Graph, rows: Ints) -> None:
-    """Check that it has a forward, and comes after the backward of the next slice, which gives gradients of keys and
-    values."""
-    _check_has_forward(graph, rows)
-    for row, backward in graph.each(rows):
-        graph.check_order(backward, graph.beside(backward, 1), row)
-
-
 def _check_recompute(graph: Graph, rows: Ints) -> None:
     """Check that an edge puts X after its F, and one puts it before its backward. Else there would be nothing to recompute,
     or nothing that needs it."""
@@ -87,32 +74,19 @@ def _check_recompute(graph: Graph, rows: Ints) -> None:
         graph.check_order(again, graph.need("F", again), row, graph.need(kind, again))
 
 
+_PLAIN: dict[str, Any] = {"uses_weights": True, "in_parts": True}
 _BACKWARD = Handler(
-    _backward,
-    _check_backward,
-    takes="gradient",
-    makes="the gradient of its input",
-    adds_gradients=True,
-    uses_weights=True,
-    sliced=True,
+    _backward, _check_has_forward, takes="gradient", makes="the gradient of its input", adds_gradients=True, **_PLAIN
 )
 HANDLERS = {
-    "F": Handler(
-        _forward, _check_forward, takes="activation", makes="its activation", uses_weights=True, repeatable=True, sliced=True
-    ),
+    "F": Handler(_forward, _check_forward, takes="activation", makes="its activation", repeatable=True, **_PLAIN),
     "B": _BACKWARD,
     "W": Handler(
         lambda state, action, _: state.stages[action.stage].weights(action.part),
         _check_has_forward,
         adds_gradients=True,
-        uses_weights=True,
-        sliced=True,
+        **_PLAIN,
     ),
     "BW": _BACKWARD,
-    "X": Handler(
-        lambda state, action, _: state.stages[action.stage].recompute(action.part),
-        _check_recompute,
-        uses_weights=True,
-        sliced=True,
-    ),
+    "X": Handler(lambda state, action, _: state.stages[action.stage].recompute(action.part), _check_recompute, **_PLAIN),
 }

@@ -68,8 +68,8 @@ class Stage:
 
     loss: given to the last stage only. share: the weight of one microbatch's loss in that of the step (1/m). parts: how the
     layers are split, if not layer by layer. auxiliary: what layers added to the loss in the last F (its mean, not
-    its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here clears it. With slices, numbers of
-    microbatches are those of parts (see `slices.cutting`). takes_batch: the first stage's input is the batch, and gets no
+    its share); None: nothing. B, W and BW add to `.grad` of parameters; nothing here clears it. Where microbatches
+    have several parts, their numbers are those of parts. takes_batch: the first stage's input is the batch, and gets no
     gradient. dropping: how many of the first parts are recomputed.
     """
 

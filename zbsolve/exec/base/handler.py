@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...problem import Problem
-from ...tables import Ints, Pass, pass_name
+from ...tables import Ints, Pass
 from ...util.errors import BadInput
 from .part import RankState, Run
 from .program import Action
@@ -34,18 +34,8 @@ class Graph:
         return ((row, self.one(row)) for row in rows.tolist())
 
     def row(self, kind: str, like: Pass) -> int | None:
-        """The row of the pass of this kind that has the stage, microbatch and slice of `like`; None where there is none."""
-        return self.problem.index.get(pass_name(kind, like.stage, like.microbatch, like.slice))
-
-    def beside(self, like: Pass, step: int) -> int | None:
-        """The row of the pass like `like` of the next slice (step 1) or of the one before (−1); None behind the last slice
-        and before the first. Raises BadInput where that slice has no such pass."""
-        if not 0 <= like.slice + step < self.problem.slices:
-            return None
-        other = replace(like, slice=like.slice + step)
-        if (row := self.row(like.kind, other)) is None:
-            raise BadInput(f"pass {like.name}: there is no {other.name}")
-        return row
+        """The row of the pass of this kind that is like `like` otherwise; None where there is none."""
+        return self.problem.index.get(replace(like, kind=kind).name)
 
     def check_order(self, checked: Pass, *rows: int | None, alone: bool = False) -> None:
         """Raise BadInput naming `checked` unless edges order these rows (None left out). alone: they must share a rank."""
@@ -61,11 +51,10 @@ class Graph:
         return (before, after) in self._pairs
 
     def need(self, kind: str, like: Pass) -> int:
-        """The row of the pass of this kind that `like` needs, of its stage, microbatch and slice. Raises BadInput where
-        there is none."""
+        """The `row` that `like` needs. Raises BadInput where there is none."""
         row = self.row(kind, like)
         if row is None:
-            raise BadInput(f"pass {like.name}: there is no {pass_name(kind, like.stage, like.microbatch, like.slice)}")
+            raise BadInput(f"pass {like.name}: there is no {replace(like, kind=kind).name}")
         return row
 
     @cached_property
@@ -99,13 +88,11 @@ class Handler:
     repeatable: it changes nothing that stays, so it can run a second time (see `exec.ahead`).
     only_time: it runs nothing; an emulated device gives it a duration.
     reads: what it needs of its microbatch's batch ("inputs", "targets"), on whichever rank it runs.
-    sliced: it can run for one slice of a sequence.
+    in_parts: it can run for a part of a microbatch.
     before_its_pass: it runs nothing; the next pass of its stage and part does its work. Where that pass does not follow
     directly, a rank that helps it goes on in the meantime.
     ends_with_step: it sums gradients over ranks, and the end of the step tells when it ended.
-    does: its work, if it is no plain computation: with sharded parameters "gather" or "reduce", with offload "offload" or
-    "reload", with a sharded vocabulary "broadcast", "merge", "sum" or "embedding".
-    release(state, stage): called when the last pass has ended that an edge from this one leads to.
+    release(state, stage): its pass prepares weights; called when the last pass has ended that an edge from it leads to.
     settle(state, name, sure): finish the work that pass `name` started, since a pass depends on it or takes the memory that
     it frees. Not sure: only if it is done already.
     ended(state, action): of a pass that only starts work while its rank goes on. Called at the end of the step: waits for
@@ -120,11 +107,10 @@ class Handler:
     uses_weights: bool = False
     repeatable: bool = False
     only_time: bool = False
-    sliced: bool = False
+    in_parts: bool = False
     before_its_pass: bool = False
     ends_with_step: bool = False
     reads: str = ""
-    does: str = ""
     release: Release | None = None
     settle: Settle | None = None
     ended: Ended | None = None

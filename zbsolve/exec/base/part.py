@@ -78,7 +78,7 @@ class Part:
         return ()
 
     def own_parameters(self) -> Mapping[int, Sequence[tuple[str, nn.Parameter]]]:
-        """Stages beyond the model's (shards of a vocabulary) → the trained parameters of their passes here, by name."""
+        """Stages beyond the model's → the trained parameters of their passes here, by name."""
         return {}
 
     def elsewhere(self) -> Iterable[nn.Parameter]:
@@ -143,8 +143,8 @@ P = TypeVar("P", bound=Part)
 class Data:
     """The data of one step. inputs, targets: microbatch → pytree of tensors, for the first and for the last stage. seed:
     microbatch m draws its random numbers from seed + m. shares: microbatch → its weight in the mean loss, 1 on average
-    (empty: all weights are 1). scale: losses are multiplied by it before their backward. uncounted: with slices,
-    marks the targets of a slice in which no label counts (see `slices.cutting.Uncounted`)."""
+    (empty: all weights are 1). scale: losses are multiplied by it before their backward. uncounted: marks
+    the targets of a part of a microbatch in which no label counts; None where parts are whole microbatches."""
 
     inputs: Mapping[int, Any]
     targets: Mapping[int, Any]
@@ -161,6 +161,11 @@ class Data:
 def sum_of(losses: Sequence[Tensor]) -> Tensor | None:
     """The sum of losses, whose dtypes may differ; None where there are none."""
     return torch.stack([loss.double() for loss in losses]).sum() if losses else None
+
+
+def shares_of_rows(rows: Sequence[int]) -> dict[int, float]:
+    """Microbatch → its weight in the mean, such that every row has the same weight; {} where all have as many rows."""
+    return {} if len(set(rows)) < 2 else {m: n * len(rows) / sum(rows) for m, n in enumerate(rows)}
 
 
 def share_of_loss(loss: Tensor, share: float) -> Tensor:
@@ -231,8 +236,8 @@ class Hooks:
 
     announce: called with each pass's name before it runs. emulated: the device (`emulate.EmulatedDevice`) whose times passes
     and messages take. watch: check all outputs of passes for NaN and inf. limit: bytes of activations that the device has; a
-    pass that needs more fails. Steps are slower with a limit. compare: stages compare the results of slices with those of
-    whole sequences (see `slices.stage`).
+    pass that needs more fails. Steps are slower with a limit. compare: stages compare the results of parts of
+    microbatches with those of whole ones.
     """
 
     announce: Callable[[str], None] | None = None

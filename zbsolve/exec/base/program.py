@@ -52,12 +52,12 @@ class Await(NamedTuple):
 class Action:
     """One pass of a rank's program.
 
-    part: its microbatch, or its slice of one (see `slices.cutting`). companions: the kinds of all passes of its stage and
-    part. posts: messages whose memory is allocated before it. receives, gone: on a GPU, the messages whose receive starts
-    before it, and those sent earlier that have left by then (see `handover`). takes: the message with its input, or the name
-    of the pass on this rank that makes it, or None where it takes neither. reads: its input is the batch. sends, hands: the
-    messages with its output, to other ranks and to passes of this rank. done: it is the last
-    pass here that adds to its stage's gradients. use: of versions of weights, where passes U update them. releases: (kind,
+    part: its number among all parts of microbatches (see `Problem.parts`). companions: the kinds of all passes of its stage
+    and part. posts: messages whose memory is allocated before it. receives, gone: on a GPU, the messages whose receive
+    starts before it, and those sent earlier that have left by then (see `handover`). takes: the message with its input, or
+    the name of the pass on this rank that makes it, or None where it takes neither. reads: its input is the batch. sends,
+    hands: the messages with its output, to other ranks and to passes of this rank. done: it is the last pass here that adds
+    to its stage's gradients. use: of versions of weights, where passes U update them. releases: (kind,
     stage) of passes whose result no pass after this one uses (see `Handler.release`). awaits: work to finish that passes
     before it started (see `Handler.settle`). hears: passes of other ranks that it waits for, though they send it nothing.
     stream: the stream that it runs on. share: which share of the bytes that a pass before it holds it

@@ -70,7 +70,7 @@ class Watched:
             last[:] = given - seed, number, torch.default_generator.get_state()
 
         before = random.getstate(), repr(np.random.get_state())
-        before_restoring.append(look)  # before a recompute restores generators, note what it drew
+        before_restoring.append(look)  # before a forward that runs again restores generators, note what it drew
         try:
             with seeding(seeded):
                 yield
@@ -141,7 +141,7 @@ class Captures:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """A step runs inside, on the stream for captures, even if it is not captured. (Observed on an H200: after plain
-        steps on the default stream, a capture with offload failed, as autograd made that stream wait for the graph's.)"""
+        steps on the default stream, a capture with copies failed, as autograd made that stream wait for the graph's.)"""
         before = torch.cuda.current_stream(self.device)
         self._stream = self._stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(before)

@@ -20,7 +20,7 @@ from ..base import torch_private as private
 from ..base.values import Layout, is_dtensor, leaves_of
 
 # Attributes that a forward may change because it restores them: for auxiliary losses, for outputs in transformers, and for
-# removed parts of a vocabulary.
+# parts of a model that other ranks compute.
 AS_BEFORE = ("._collecting", "._listening", "._active_collector", "._passing")
 TENSOR_PARALLEL = "torch.distributed.tensor."
 

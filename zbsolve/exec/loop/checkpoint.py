@@ -41,7 +41,7 @@ def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     A checkpoint has the weights and buffers, the number of steps and the seed, the states of random generators, and
     `objects` by name: optimizers of this pipeline's parameters (each rank passes its own; some ranks may pass none), and
     anything else with `state_dict` and `load_state_dict` (the first rank that passes it decides what is loaded). With
-    replicas the first pipeline writes. On a mesh each shard of a DTensor is written once, and so is what several ranks hold.
+    replicas the first pipeline writes. On a mesh each part of a DTensor is written once, and so is what several ranks hold.
     Raises BadInput on all ranks together, and RunFailed.
     """
     from .checkpoint_files import as_tensor, replace_folder, write

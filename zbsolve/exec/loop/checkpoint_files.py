@@ -46,6 +46,7 @@ INDEX_NAMES = {
 
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        module = "pathlib" if module == "pathlib._local" else module  # as Python 3.13 writes it
         if name not in INDEX_NAMES.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is not data")
         return super().find_class(module, name)

@@ -115,7 +115,7 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
     """Scale the gradients of the whole model, on all its ranks, as `torch.nn.utils.clip_grad_norm_` does in one process.
 
     Every rank calls this between `step` and the optimizer's step. Returns the norm before clipping: shape (), the same bits
-    on all ranks. A parameter that several ranks hold counts once, whole or in shards; with replicas, the mean gradients
+    on all ranks. A parameter that several ranks hold counts once, whole or in parts; with replicas, the mean gradients
     count. On a mesh, plain tensors are taken to be the same on all coordinates. Raises BadInput, and RunFailed where a
     rank is lost or, with `error_if_nonfinite`, the norm is NaN or inf.
     """

@@ -231,8 +231,8 @@ def _check_reload(graph: Graph, rows: Ints) -> None:
         graph.check_order(reload, row, graph.need(first, reload), alone=True)
 
 
-_SIDE = {"sliced": True, **side_work_of(Offload)}
+_SIDE = {"in_parts": True, **side_work_of(Offload)}
 HANDLERS = {
-    "O": Handler(lambda state, action, _: state.part(Offload).send_out(action), _check_offload, does="offload", **_SIDE),
-    "R": Handler(lambda state, action, _: state.part(Offload).bring_back(action), _check_reload, does="reload", **_SIDE),
+    "O": Handler(lambda state, action, _: state.part(Offload).send_out(action), _check_offload, **_SIDE),
+    "R": Handler(lambda state, action, _: state.part(Offload).bring_back(action), _check_reload, **_SIDE),
 }

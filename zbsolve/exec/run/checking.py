@@ -18,7 +18,7 @@ from ...models.model import Model, Place
 from ...util.errors import BadInput
 from .. import check
 from ..backward.replay import as_written
-from ..base.part import Data, Part
+from ..base.part import Data, Part, shares_of_rows
 from ..base.values import cast
 from ..check import LIMITS, NOT_A_NUMBER, Value, difference, gradient, magnitude, values
 from ..connecting import Update
@@ -27,7 +27,6 @@ from ..layers import forwards_alone
 from ..mesh import PipelineMesh, group_along
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
-from ..slices.cutting import shares_of_rows
 from ..transport.format import receive_value, send_value
 from ..transport.wires import Wires, receive_bytes, send_bytes
 
@@ -49,7 +48,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
     """Compare the first step with the unsplit model, before any update; if the step updates weights itself, compare these
     with the same rule in one process. Returns the verdict on rank 0 of the first pipeline. All ranks call this. seed: of
     parameters and batches. update: makes an optimizer of parameters. loss: of the step. Gradients are compared whole, even
-    if they are sharded over a mesh. Along data dimensions all pipelines have the same gradients; along others each is
+    if they are spread over a mesh. Along data dimensions all pipelines have the same gradients; along others each is
     compared, and the verdict is the worst one."""
     whole, right, mesh, counts = None, 0.0, pipeline.mesh, None
     what = check.weight if pipeline.view.step.round > 0 else check.gradient

@@ -102,7 +102,7 @@ def run(
     """Run the schedule in a file, and return what was predicted and what was measured.
 
     one_device: in this process (`job.run_on_one_device`). Neither: as one of torchrun's ranks, of which all but the first
-    return None. Raises BadInput, RunFailed. return None. Raises BadInput, RunFailed.
+    return None. Raises BadInput, RunFailed.
     """
     if one_device:
         schedule = load_unrolled(path)

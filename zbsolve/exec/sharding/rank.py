@@ -262,14 +262,12 @@ def _check_reduce(graph: Graph, rows: Ints) -> None:
 _GATHER = Handler(
     lambda state, action, _: _ask(state, action.stage, ShardedStage.gather, action.name),
     _check_gather,
-    does="gather",
     release=lambda state, stage: _ask(state, stage, ShardedStage.release),
     ended=_ended,
 )
 _REDUCE = Handler(
     lambda state, action, _: _ask(state, action.stage, ShardedStage.reduce, action.name),
     _check_reduce,
-    does="reduce",
     ended=_ended,
 )
 HANDLERS = {"AG": _GATHER, "AGB": _GATHER, "RS": _REDUCE}

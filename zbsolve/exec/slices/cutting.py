@@ -17,7 +17,7 @@ from ...features.cuts import whole_tokens
 from ...models.losses import exact, without_metrics
 from ...problem import Problem
 from ...util.errors import BadInput, prefixed
-from ..base.part import Data
+from ..base.part import Data, shares_of_rows
 from ..base.torch_private import tree_leaves
 from ..base.values import each_tensor, in_parts, joined, leaves_of, tensors_of
 
@@ -123,11 +123,6 @@ def _cut(leaf: Tensor, lengths: Sequence[int], what: str) -> Sequence[Tensor]:
 def join_sequence(parts: Sequence[Any]) -> Any:
     """Join pytrees of tensors (batch, length, …), one for each slice, to one of the whole sequence."""
     return joined(parts, lambda row: torch.cat(list(row), 1) if row[0].dim() > 1 else row[0])
-
-
-def shares_of_rows(rows: Sequence[int]) -> dict[int, float]:
-    """Microbatch → its weight in the mean, such that every row has the same weight; {} where all have as many rows."""
-    return {} if len(set(rows)) < 2 else {m: n * len(rows) / sum(rows) for m, n in enumerate(rows)}
 
 
 def slice_shares(counts: Sequence[float]) -> list[float]:

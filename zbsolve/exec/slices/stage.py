@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ...build.untrained import untrained_stages
 from ...problem import Problem
 from ...util.errors import BadInput, RunFailed, one_line
 from ..backward.layer_split import Loss
 from ..backward.passes import HANDLERS as PLAIN
 from ..backward.passes import has_backward
 from ..backward.stage import Stage
+from ..base.handler import Graph
 from ..base.part import Part, RankState, Run
 from ..base.program import Action
 from ..base.torch_private import without_modes
@@ -155,7 +159,10 @@ class Slices(Part):
             else:
                 runs = stage_slices.backward(part) if plain.takes else stage_slices.again(part)
             with torch.set_grad_enabled(has_backward(action)), runs:
-                return run(state, action, given)
+                output = run(state, action, given)
+            if plain.takes == "activation" and self.stages[action.stage].auxiliary is not None:
+                raise BadInput("slices: a layer adds to the loss by auxiliary_loss, which is of a whole sequence")
+            return output
 
         return sliced
 
@@ -174,6 +181,28 @@ class Slices(Part):
         """Slices for a round of forwards. All rounds share one count of steps, so that few of them are compared."""
         self._rounds = self._rounds or {s: StageSlices(old.cutting, old.compares) for s, old in self.slices.items()}
         return Slices(self.rank, stages, self._rounds)
+
+
+def check_slices(graph: Graph, able: Iterable[str]) -> None:
+    """Check that run knows the slices of a step. A forward comes after the one of the slice before, a backward after the one
+    of the next slice, which gives gradients of keys and values. able: kinds that run for slices. Raises BadInput."""
+    problem, front = graph.problem, untrained_stages(graph.problem) % graph.problem.stages
+    if problem.slices == 1:
+        return
+    for row in np.flatnonzero(~problem.passes.are(*able))[:1]:
+        raise BadInput(f"pass {problem.names[row]}: run knows none of its kind where sequences are cut into slices")
+    if len(problem.routes) > 1:
+        raise BadInput(f"slices: microbatches follow {len(problem.routes)} routes, and run knows slices on one")
+    for kind, plain in PLAIN.items():
+        step = 1 if plain.takes == "gradient" else -1
+        for row, this in graph.each(problem.rows(kind)) if plain.takes else ():
+            if graph.training and this.stage < front:
+                raise BadInput(f"pass {this.name}: run knows no slices of a stage that trains nothing")
+            if 0 <= this.slice + step < problem.slices:
+                other = replace(this, slice=this.slice + step)
+                if (before := graph.row(kind, other)) is None:
+                    raise BadInput(f"pass {this.name}: there is no {other.name}")
+                graph.check_order(this, before, row)
 
 
 def sliced_loss(problem: Problem, loss: Loss | None, split: str) -> Loss | None:

@@ -2,7 +2,7 @@
 
 One message is one tensor on the wire: the tensor itself, or all tensors as bytes in one row. A message without tensors is
 one byte, so that the pass that takes it still waits for the pass that makes it. Of a DTensor each coordinate sends its local
-tensor; the receiving coordinate rebuilds the DTensor on its own slice of the mesh.
+tensor; the receiving coordinate rebuilds the DTensor on its own submesh.
 """
 
 from __future__ import annotations
@@ -264,22 +264,22 @@ def _layout_dumped(layout: Layout, whole: DeviceMesh | None) -> list[Any]:
     names = tuple(layout.mesh.mesh_dim_names or ())
     if whole is None:
         raise BadInput("makes a DTensor, which only a Pipeline with a mesh can send")
-    if not names or _slice(whole, names) != layout.mesh:
-        raise BadInput(f"makes a DTensor on a mesh {names or 'without names'}, which is no slice of the pipeline's")
+    if not names or _submesh(whole, names) != layout.mesh:
+        raise BadInput(f"makes a DTensor on a mesh {names or 'without names'}, which is no submesh of the pipeline's")
     return [list(names), [_words(placement) for placement in layout.placements], list(layout.shape or ())]
 
 
 def _layout_loaded(values: Sequence[Any], whole: DeviceMesh | None) -> Layout:
-    """Read what `_layout_dumped` wrote, on this rank's slice of the mesh."""
+    """Read what `_layout_dumped` wrote, on this rank's submesh."""
     names, placements, shape = values
     assert whole is not None
-    mesh = _slice(whole, names)
+    mesh = _submesh(whole, names)
     assert mesh is not None
     known = _placements()
     return Layout(mesh, tuple(known[name][0](*given) for name, *given in placements), torch.Size(shape))
 
 
-def _slice(whole: DeviceMesh, names: Sequence[str]) -> DeviceMesh | None:
+def _submesh(whole: DeviceMesh, names: Sequence[str]) -> DeviceMesh | None:
     try:
         return whole[tuple(names)]
     except (KeyError, RuntimeError):

@@ -338,21 +338,21 @@ def _check(*before: str) -> Any:
 
 
 def _handler(method: Callable[[VocabularyShard, RankState, Action], None], *before: str, **more: Any) -> Handler:
-    """A handler that calls the part's method, for passes after those of kinds `before`. With `does` it is a collective."""
+    """A handler that calls the part's method, for passes after those of kinds `before`."""
 
     def run(state: RankState, action: Action, given: Any) -> None:
         method(state.part(VocabularyShard), state, action)
 
-    side = side_work_of(VocabularyShard) if "does" in more else {}
-    return Handler(run, _check(*before), sliced=True, **side, **more)
+    return Handler(run, _check(*before), in_parts=True, **more)
 
 
+_SIDE = side_work_of(VocabularyShard)
 HANDLERS = {
-    "VB": _handler(VocabularyShard.broadcast, does="broadcast", reads="targets"),
+    "VB": _handler(VocabularyShard.broadcast, reads="targets", **_SIDE),
     "S": _handler(VocabularyShard.scores, "VB", reads="targets", makes="its scores"),
-    "VR": _handler(VocabularyShard.merge, "S", does="merge"),
+    "VR": _handler(VocabularyShard.merge, "S", **_SIDE),
     "T": _handler(VocabularyShard.weights, "S", "VR", "VB", adds_gradients=True),
-    "VG": _handler(VocabularyShard.input_gradient, "T", does="sum"),
-    "VE": _handler(VocabularyShard.look_up, does="embedding", reads="inputs"),
-    "VS": _handler(VocabularyShard.scatter, does="embedding", reads="inputs"),
+    "VG": _handler(VocabularyShard.input_gradient, "T", **_SIDE),
+    "VE": _handler(VocabularyShard.look_up, reads="inputs", **_SIDE),
+    "VS": _handler(VocabularyShard.scatter, reads="inputs", **_SIDE),
 }

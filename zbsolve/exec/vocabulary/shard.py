@@ -59,7 +59,7 @@ def shard_rows(vocabulary: int, shards: int, shard: int) -> range:
 
 
 def blocks(matrix: Tensor) -> Iterator[slice]:
-    """Slices of a matrix's rows, of at most that many numbers, but at least one row."""
+    """Parts of a matrix's rows, of at most that many numbers, but at least one row."""
     step = max((BLOCK_CPU if readable(matrix) else BLOCK) // matrix.shape[1], 1)
     return (slice(first, first + step) for first in range(0, len(matrix), step))
 

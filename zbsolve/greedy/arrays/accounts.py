@@ -1,7 +1,7 @@
 """For the list scheduler: what passes take and free in each pool, and what each account (microbatch) needs at most.
 
 If all memory is on devices, an account needs the sum of all that it takes. That is quick, and exact if it takes nothing
-after it freed something. With offload it does. So with further pools an account needs the peak of its passes in a serial
+after it freed something. With copies to further pools it does, and then an account needs the peak of its passes in a serial
 order, which frees as early and takes as late as the graph allows. Records and compressed rows are tables for kernels.
 """
 

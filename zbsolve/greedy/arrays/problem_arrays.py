@@ -178,8 +178,8 @@ def _streams_of_pools(problem: Problem) -> tuple[Ints, ...]:
 
 def _accounts(problem: Problem) -> Ints:
     """The account of each pass, shape (passes,): the last microbatch that it depends on. A pass of the step that depends on
-    nothing (a gather) counts with the first microbatch that waits for it. A pass of the step that takes memory for later
-    microbatches (the new weights of an update) counts with the next one, since the last one has freed everything by then."""
+    nothing counts with the first microbatch that waits for it. A pass of the step that takes memory for later
+    microbatches counts with the next one, since the last one has freed everything by then."""
     edges, by_step = problem.edges, ~problem.in_microbatch
     has_inputs = np.zeros(len(by_step), bool)
     has_inputs[edges.after] = True

@@ -116,7 +116,7 @@ def anneal_block(g: MicrobatchGraph, start: Ints, period: int, rounds: int, seed
 NEAR = (1.003, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.2, 1.27)
 PERIODS = (*NEAR, 1.35, 1.45, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.2, 5.0)
 # The share of a block's length that counts in estimates of a step, since ramps are shorter than the block. (In 60 steps with
-# offload, the block with the least estimate gave a schedule that was 0.05 % longer in the mean than the best of five.)
+# copies, the block with the least estimate gave a schedule that was 0.05 % longer in the mean than the best of five.)
 LENGTH_SHARE = 0.3
 SECONDS_PER_ROUND_LANE = 3e-7  # of an annealing
 TRIED_PERIODS = 5  # periods that the bisection tries

@@ -1,9 +1,9 @@
 """Serial schedule generation where passes on side streams hold memory: orders that fit, even in very little memory.
 
 Passes are appended to their rank's order one by one, the least target first (Kolisch, 1996). A pass on a side stream that
-takes memory (a gather) comes right before the first pass that waits for it; other passes on side streams come as soon as
+takes memory comes right before the first pass that waits for it; other passes on side streams come as soon as
 their inputs are there. Lanes keep their order, since some bytes are held from a lane's first pass or to its last one. A pass
-that needs a new gather can be delayed, so that passes that use the same gather run together.
+that needs a new one of these can be delayed, so that passes that wait for the same one run together.
 
 If nothing else fits, `one_after_another` runs one microbatch after the other, one pass after the other. If memory is short
 in several pools at once (the host and the devices), any rule for the next pass may run into a dead end. Then it backtracks
@@ -32,7 +32,7 @@ from .list_scheduler import deepest_first, list_schedule
 
 
 # The priority (0 first) of passes that bring memory back, that copy it out, of all others, and of those that take memory for
-# others (gathers). Rule 0 brings copies back at once; rule 1 as late as possible; rule 2 copies out as late as possible.
+# others. Rule 0 brings copies back at once; rule 1 as late as possible; rule 2 copies out as late as possible.
 RULES = ((0, 1, 2, 3), (2, 0, 1, 2), (1, 2, 0, 3))
 TRIES = 4000  # passes that one rule tries in a microbatch, beyond one try each
 
@@ -144,7 +144,7 @@ class _Order:
 
 def serial_schedule(problem: Problem, target: Floats | Ints, put_off: float) -> Schedule | None:
     """The schedule by target starts; None if it runs into a dead end of memory. target: µs, shape (passes,). put_off: µs by
-    which a pass that needs a new gather is delayed."""
+    which a pass that needs a new side pass is delayed."""
     order = _Serial(problem, arrays_of(problem), target, put_off).order()
     if order is None:
         return None
@@ -242,7 +242,7 @@ class _Serial:
         for k in new:
             self.done[k] = True
             self.used[rank] += self.taken[k] - self.freed[k]
-            for j in self._after(k):  # these need no new gather any more
+            for j in self._after(k):  # these need no new side pass any more
                 if self.waiting[j] == 0 and not self.done[j] and self.put_off:
                     heappush(self.ready, (self.target[j], j))
         self.found.append(i)

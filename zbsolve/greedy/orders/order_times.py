@@ -138,7 +138,7 @@ def _part(t: OrderTables, low: int, high: int) -> None:
 
 @kernel
 def _heads(t: OrderTables, low: int, count: int) -> None:
-    """Recompute the heads of the `count` passes marked in `sorted`, none before place `low`, and of passes that depend on
+    """Compute anew the heads of the `count` passes marked in `sorted`, none before place `low`, and of passes that depend on
     them. Clears all marks."""
     passes, links, streams, order, marks = t.passes, t.links, t.streams, t.order, t.marks
     at = low - 1
@@ -189,7 +189,7 @@ def _value(t: OrderTables) -> tuple[int, bool]:
 
 @kernel
 def _tails(t: OrderTables, high: int, count: int) -> None:
-    """Recompute the tails of the `count` passes marked in `sorted`, none behind place `high`, and of passes on which they
+    """Compute anew the tails of the `count` passes marked in `sorted`, none behind place `high`, and of passes on which they
     depend. Clears all marks."""
     passes, links, streams, order, marks = t.passes, t.links, t.streams, t.order, t.marks
     at = high + 1

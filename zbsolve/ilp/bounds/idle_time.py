@@ -4,8 +4,8 @@ While a rank's memory is full of bytes that only descendants of one pass free, n
 a rank, and the bytes that x and its ancestors take and that its descendants free. Suppose another pass of the rank is
 neither ancestor nor descendant of x, and takes part in holding bytes that do not fit beside those: it takes them, frees
 them, or lies between. Then it does not run from x's end until a descendant of x has run on the rank, which a longest path
-bounds from below. With slices, whose backwards run last slice first, all slices of a microbatch are held at once. So a rank
-with memory for one microbatch waits in each until the last slice has gone to the last rank and come back.
+bounds from below. If a microbatch has parts, whose backwards run last part first, all of them are held at once. So a rank
+with memory for one microbatch waits in each until the last part has gone to the last rank and come back.
 """
 
 from __future__ import annotations

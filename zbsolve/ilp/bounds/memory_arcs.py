@@ -25,7 +25,7 @@ from ...problem import UNLIMITED, Ints, Problem
 from ...tables import Bools
 from ...util.kernels import kernel
 
-# --- What side streams hold: gathered parameters, gradients that are not reduced yet ---
+# --- What side streams hold: parameters, gradients that are not summed yet ---
 
 
 MAX_VISITS = 20_000_000  # the limit of edges × edges looked at, and of places of lanes looked at for one pool

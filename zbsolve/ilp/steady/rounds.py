@@ -85,7 +85,7 @@ def rounds_of(problem: Problem) -> Rounds:
         kind = p.kind_names[others[0]]
         raise BadInput(f"period: passes {kind} end a step, and this is about training without an end")
     if problem.edges.pool.any():
-        raise BadInput("period: bytes in pools beside the devices (offload) are not modelled")
+        raise BadInput("period: bytes in pools beside the devices are not modelled")
     if problem.slowdowns:
         raise BadInput("period: passes that slow each other are not modelled")
     every = problem.round or 1

@@ -8,7 +8,8 @@ from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
-from ...search.keeping import BOTH, KEPT, OFFLOADED, RECOMPUTED, Curves
+from ...features.keeping import BOTH as FIELDS
+from ...search.keeping import BOTH, KEPT, Curves
 from ...search.memory_limits import Named, Point
 from ...search.pareto import Frontier
 from ...util.text import format_bytes, format_gap, format_time, printable
@@ -49,8 +50,8 @@ class Look:
 LOOKS = {
     BOTH: Look(VALUE_COLOUR, 5.0, (), ((0, -8), (8, 0), (0, 8), (-8, 0))),
     KEPT: Look(SOFT, 2.0, (), ((-4.5, -4.5), (4.5, -4.5), (4.5, 4.5), (-4.5, 4.5))),
-    RECOMPUTED: Look(NAMED_COLOUR, 2.4, (9.0, 6.0), ((0, -6), (5.5, 4), (-5.5, 4))),
-    OFFLOADED: Look(BOUND_COLOUR, 2.4, (3.0, 4.0), ((0, 6), (5.5, -4), (-5.5, -4))),
+    FIELDS[0]: Look(NAMED_COLOUR, 2.4, (9.0, 6.0), ((0, -6), (5.5, 4), (-5.5, 4))),
+    FIELDS[1]: Look(BOUND_COLOUR, 2.4, (3.0, 4.0), ((0, 6), (5.5, -4), (-5.5, -4))),
 }
 
 
