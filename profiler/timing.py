@@ -1,5 +1,4 @@
-"""How long passes take: rounds are run until medians are accurate enough or time is up; and what disturbed them; also as
-CUDA graphs, as a captured run replays them."""
+"""How long passes take, in rounds until medians are accurate enough or time is up; also as CUDA graphs, as in a captured run."""
 
 from __future__ import annotations
 

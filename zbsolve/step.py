@@ -32,8 +32,6 @@ PARTITIONS = (
     "Et*3|(t*4|)*6L, a partition.json, or auto: the best of all named ones and of single layers moved from there (default: "
     "balanced)"
 )
-
-
 MEMORY = (
     "all that a rank has, such as 40GiB, or one number a rank, such as 16GB,16GB,8GB (default: the device's, as profiled; a "
     "CPU: no limit)"

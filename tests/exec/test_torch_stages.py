@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from zbsolve import BadInput, Schedule
 from zbsolve.exec import auxiliary_loss, split_stage
-from zbsolve.exec.torch_stages import MIN_TORCH_CASTS
+from zbsolve.exec.torch_stages import FULL_RUNTIME
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.systems import preset
 
@@ -24,7 +24,7 @@ from ..support.exec_tools import a_problem, random_schedule
 pytestmark = pytest.mark.slow
 
 COUNT = 4
-CASTS = tuple(map(int, torch.__version__.split(".")[:2])) >= MIN_TORCH_CASTS  # else torch's own sharded stages fail
+CASTS = tuple(map(int, torch.__version__.split(".")[:2])) >= FULL_RUNTIME  # else torch's own sharded stages fail
 
 
 def case(schedule: Schedule, how: str = "plain", *, split: bool = True) -> dict[str, Any]:

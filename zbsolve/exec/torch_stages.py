@@ -33,8 +33,7 @@ from .base.values import is_wrapped, wrapped_modules
 from .sharding.stage import Parameter, parameters_of_module
 
 OURS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
-MIN_TORCH_DEFER_RECV = (2, 13)  # the first with defer_pp_recv
-MIN_TORCH_CASTS = (2, 13)  # before, torch's runtime expects messages in the dtype that a stage has without FSDP's casts
+FULL_RUNTIME = (2, 13)  # the first torch whose runtime has defer_pp_recv, and sends in the dtypes of FSDP's casts
 
 
 def split_stage(stage: Any) -> Any:
@@ -77,7 +76,7 @@ def check_wrappers(number: int, module: nn.Module) -> None:
     if wrapped_modules(module) and not is_wrapped(module):
         raise BadInput(f"stage {number}: fully_shard wraps parts of its module: call it on the module itself too")
     if is_wrapped(module) and any(fsdp_casts(module)):
-        check_version(torch.__version__, MIN_TORCH_CASTS, "fully_shard's mixed precision in torch's runtime")
+        check_version(torch.__version__, FULL_RUNTIME, "fully_shard's mixed precision in torch's runtime")
 
 
 class _Passes:
@@ -169,7 +168,7 @@ def torch_schedule(
     (deferred gradients do not pass their hooks).
     """
     if defer_recv:
-        check_version(torch.__version__, MIN_TORCH_DEFER_RECV, "defer_pp_recv")
+        check_version(torch.__version__, FULL_RUNTIME, "defer_pp_recv")
     order = torch_order(schedule, defer_recv=defer_recv)
     _check_stages(order, stages, dist.get_rank(group), dist.get_world_size(group))
 
