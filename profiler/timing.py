@@ -1,4 +1,4 @@
-"""How long passes take, in rounds until medians are accurate enough or time is up; also as CUDA graphs, as in a captured run."""
+"""How long passes take, in rounds until medians are accurate enough or time is up; also as CUDA graphs, as a run replays them."""
 
 from __future__ import annotations
 
