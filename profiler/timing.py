@@ -1,4 +1,4 @@
-"""How long passes take, in rounds until medians are accurate enough or time is up; also as CUDA graphs, as a run replays them."""
+"""How long passes take, in rounds until medians are accurate enough or time is up; also as CUDA graphs, as runs replay."""
 
 from __future__ import annotations
 
