@@ -144,11 +144,30 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+@contextmanager
+def convertible() -> Iterator[None]:
+    """Inside, modules with fake tensors may be converted (`to`, `double`). torch swaps their parameters then. Where it
+    refuses that, because memos of fake tensors refer to a tensor weakly, the tensor's data are replaced."""
+    swap = torch.utils.swap_tensors
+
+    def replaced(parameter: Tensor, other: Tensor) -> None:
+        try:
+            swap(parameter, other)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            parameter.data = other.data
+
+    torch.utils.swap_tensors = replaced
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = swap
+
+
 def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
     """The model called `spec`, to be built under `mode`. A user's own function also runs under it, so that its layers take
     no memory. Raises BadInput."""
     if ":" in spec and not spec.startswith("hf:"):
-        with mode:
+        with mode, convertible():
             return load(spec, seed)
     return load(spec, seed)
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 
 from .support.browser import chromium
 from .support.exec_ranks import Forked
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Tests and what they are given are kept to the end, so nobody looks for garbage among them, then or later: while there
+    are more and more of them that takes two thirds of the time."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise
 from math import ceil, inf
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import pytest
 from zbsolve import (
     Aim,
     BadInput,
-    Deadlock,
     Edge,
     Pass,
     Problem,
@@ -26,14 +26,18 @@ from zbsolve import (
     under_noise,
     verify,
 )
-from zbsolve.ilp.bounds.bound import ALONE, Bound
+from zbsolve.greedy.arrays.problem_arrays import arrays_of
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
+from zbsolve.greedy.syncs import with_waits
+from zbsolve.ilp.bounds.bound import ALONE, SLOWED, Bound
+from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.layer import Link
 from zbsolve.noise import Noise
 from zbsolve.profile import from_trace
 from zbsolve.profile.slow import problem_now
+from zbsolve.tables import WHOLE
 
-from .support.exhaustive import orders
 from .support.profiles import equal_layers
 from .support.runs import trace_of
 
@@ -112,41 +116,105 @@ def rows(problem: Problem) -> Iterator[Row]:
     return map(Row, zip(e.before.tolist(), e.after.tolist(), e.lag.tolist(), strict=True))
 
 
-def every_order(problem: Problem) -> Iterator[Schedule]:
-    """That the graph allows on each stream; those that wait in a circle together have no timeline."""
-    for found in product(*(orders(problem, stream, lanes=False) for stream in problem.streams)):
-        yield Schedule.of(problem, dict(zip(problem.streams, found, strict=True)))
+class Least:
+    """The least makespan of any order with any waits, by exhaustive search with a simulation of its own: at each event,
+    each pass that can start does, or waits for a later event. Lanes run in table order."""
+
+    def __init__(self, problem: Problem) -> None:
+        p, self.inputs = problem.passes, defaultdict[int, list[tuple[int, int]]](list)
+        self.rank, self.stream, self.duration, self.best = p.rank, p.streams, p.duration.tolist(), inf
+        factors = {(slow.kind, slow.beside): round(WHOLE / slow.factor) for slow in problem.slowdowns}
+        self.paces = {(i, j): factors.get((p[i].kind, p[j].kind), WHOLE) for i in range(len(p)) for j in range(len(p))}
+        for before, after, lag in rows(problem):
+            self.inputs[after].append((before, lag))
+        for lane in problem.lanes:
+            for before, after in pairwise(lane.tolist()):
+                self.inputs[after].append((before, 0))
+        self.tail = arrays_of(problem).tail.tolist()  # µs from its start to the end of the step, at least
+        self.extend(0, {}, {}, -1)
+
+    def ready(self, i: int, ended: dict[int, int]) -> float:
+        return max((ended.get(a, inf) + lag for a, lag in self.inputs[i]), default=0)
+
+    def extend(self, now: int, running: dict[int, int], ended: dict[int, int], last: int) -> None:
+        """running: pass → its work left, in millionths of a µs. last: the last pass that was started now."""
+        if len(ended) == len(self.duration):
+            self.best = min(self.best, now)
+        waiting = {i: self.ready(i, ended) for i in range(len(self.duration)) if i not in running and i not in ended}
+        if now + max((self.tail[i] for i in waiting), default=0) >= self.best:
+            return
+        busy = {int(self.stream[i]) for i in running}
+        for i, time in waiting.items():
+            if time <= now and i > last and int(self.stream[i]) not in busy:
+                self.extend(now, {**running, i: self.duration[i] * WHOLE}, ended, i)
+        pace = {
+            i: min([self.paces[i, j] for j in running if j != i and self.rank[i] == self.rank[j]] or [WHOLE])
+            for i in running
+        }
+        ends = [now - (-left // pace[i]) for i, left in running.items()]
+        then = min([*ends, *(time for time in waiting.values() if time > now)], default=inf)
+        if then < inf:
+            left = {i: work - pace[i] * (int(then) - now) for i, work in running.items()}
+            over = {i: int(then) for i, work in left.items() if work <= 0}
+            self.extend(int(then), {i: work for i, work in left.items() if work > 0}, ended | over, -1)
 
 
 def least(problem: Problem) -> float:
-    found = inf
-    for schedule in every_order(problem):
-        try:
-            found = min(found, schedule.timeline().value)
-        except Deadlock:
-            continue
-    return found
+    return Least(problem).best
 
 
 @pytest.mark.parametrize("method", ["auto", "cp"])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_bound_is_wrong(seed: int, method: str) -> None:
-    """Against every order of every stream: what is solved is one of them, the verifier finds the same value by another
+    """Against every order with any waits: what is solved is one of them, the verifier finds the same value by another
     simulation, and no bound is above the least. The proof says what it leaves out."""
     problem = random_problem(seed)
     best = least(problem)
     schedule = solve(problem, effort=0.1, seed=seed, method=method)
     certificate = schedule.certificate
     assert certificate is not None
-    assert (ALONE in certificate.proof) == bool(problem.slowdowns)
+    assert any(note in certificate.proof for note in (ALONE, SLOWED)) == bool(problem.slowdowns)
     again = recheck(problem, Bound(certificate.bound, certificate.proof, certificate.relaxation, certificate.ranks), 5.0)
-    assert (again.value, again.proof.count(ALONE)) == (certificate.bound, bool(problem.slowdowns))
+    assert (again.value, again.proof.count(ALONE) + again.proof.count(SLOWED)) == (
+        certificate.bound,
+        bool(problem.slowdowns),
+    )
     assert verify(problem, schedule) == ()
     assert certificate.bound <= best <= certificate.value
-    assert certificate.value <= (1.05 if method == "auto" else 1.25) * best
+    assert certificate.value <= 1.02 * best
     assert best >= least(replace(problem, slowdowns=()))
     wrong = schedule.certified(replace(certificate, value=certificate.value + 1))
     assert [one.rule for one in verify(problem, wrong)] == ["certificate"]
+
+
+def test_cp_sat_counts_slowdowns() -> None:
+    """Where slowdowns cost time, its bound is the least value in most problems, and close in the others. Where no order
+    does it alone, syncs keep passes apart: in problem 3 orders without waits take at least 130 µs."""
+    slowed = [
+        problem for problem in map(random_problem, range(30)) if least(problem) > least(replace(problem, slowdowns=()))
+    ]
+    found, best = [solve_cp(problem, None, 0, 60.0, effort=5.0) for problem in slowed], list(map(least, slowed))
+    assert len(slowed) == 18
+    assert all(one.bound <= value for one, value in zip(found, best, strict=True))
+    assert sum(one.bound == value for one, value in zip(found, best, strict=True)) >= 15
+    assert all(one.bound >= 0.95 * value for one, value in zip(found, best, strict=True))
+    waiting = solve_cp(random_problem(3), None, 0, 60.0, effort=5.0).schedule
+    assert waiting is not None
+    assert verify(waiting.problem, waiting) == ()
+    assert waiting.timeline().value == 114 < replace(waiting, syncs=()).timeline().value
+
+
+def test_waits_make_a_step_shorter() -> None:
+    """Of twelve microbatches on two ranks; steps whose passes do not slow each other stay as they are."""
+    plain = with_all_to_alls(pipeline([20, 30], BW=[40, 50], microbatches=12), [15, 25])
+    pairs = (("F", "AF"), ("AF", "F"), ("BW", "AB"), ("AB", "BW"), ("BW", "AF"), ("F", "AB"))
+    schedule = list_schedule(replace(plain, slowdowns=tuple(Slowdown(*pair, 2.0) for pair in pairs)), deepest_first(plain))
+    waiting = with_waits(schedule)
+    assert waiting.order == schedule.order
+    assert set(waiting.syncs) > set(schedule.syncs)
+    assert waiting.timeline().value < schedule.timeline().value
+    assert verify(schedule.problem, waiting) == ()
+    assert with_waits(other := list_schedule(plain, deepest_first(plain))) is other
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -197,8 +265,11 @@ def test_under_noise(seed: int) -> None:
     timelines = [replace(schedule, problem=one, certificate=None).timeline() for one in drawn]
     assert spread.values.tolist() == [one.value for one in timelines]
     assert (spread.bounds <= spread.values).all()
-    still = under_noise({"": schedule}, Noise(), draws=2).spreads[""]
-    assert {problem.names[i] for i in np.flatnonzero(still.often)} == set(schedule.critical_path())
+    often = np.flatnonzero(under_noise({"": schedule}, Noise(), draws=2).spreads[""].often)
+    arcs, timeline = schedule.precedence(), schedule.timeline()
+    tight = (timeline.end[arcs.before] + arcs.lag == timeline.start[arcs.after]) & np.isin(arcs.before, often)
+    assert timeline.start[np.setdiff1d(often, arcs.after[tight])].tolist() == [0]  # each other one waits for one of them
+    assert timeline.end[often].max() == timeline.value
 
 
 def test_a_profile_says_them(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ LATER = {
     OFFLOAD: (UPDATES, SHARDING),
     SLICES: (UPDATES, SHARDING),
     UPDATES: (SLICES,),
+    SHARDING: (SLICES,),
 }
 F, B = "forward", "backward"
 

@@ -254,7 +254,8 @@ def _memory(problem: Problem, start: Numbers, end: Numbers, turn: Ints) -> Itera
 
 def _by_numbers(problem: Problem, rows: Ints, turn: Ints) -> Iterator[Violation]:
     """Edges that hold bytes for several microbatches begin or end at the first or last of them by number, for example from a
-    gather to the last W. Report where the order has another of these first or last: then more is held than edges say."""
+    gather to the last W. Report where the order has another of these first or last: then more is held than edges say. Such
+    edges have a pass of no microbatch, or, for weights, are in a step with updates. Others mean just their two passes."""
     lane_of = {row: lane for lane in problem.lanes if (np.diff(turn[lane]) < 0).any() for row in lane.tolist()}
     if not lane_of:
         return
@@ -265,7 +266,8 @@ def _by_numbers(problem: Problem, rows: Ints, turn: Ints) -> Iterator[Violation]
         met = (own[by_step] < 0) & (own[inner] >= 0)
         np.minimum.at(least, by_step[met], own[inner[met]])
         np.maximum.at(most, by_step[met], own[inner[met]])
-    apart = rows[(problem.edges.bytes[rows] > 0) & (own[before[rows]] != own[after[rows]])]
+    several = (own[before] != own[after]) & ((np.minimum(own[before], own[after]) < 0) | problem.updating.any())
+    apart = rows[((problem.edges.bytes > 0) & several)[rows]]
     for a, b in zip(before[apart].tolist(), after[apart].tolist(), strict=True):
         for inner, outer, late in ((a, b, -1), (b, a, 1)):
             if own[inner] >= 0 and (lane := lane_of.get(inner)) is not None:

@@ -106,6 +106,9 @@ def test_wrong_use_is_named() -> None:
         with_sharding(step(), 5, 7, gathers=0)
     with pytest.raises(BadInput, match="stage 0 has 4 microbatches, which do not make 5 groups on rank 0"):
         with_sharding(step(), 5, 7, gathers=5)
+    sliced = pipeline([10, 10], [10, 10], [5, 5], microbatches=2, slices=2)
+    with pytest.raises(BadInput, match="sharding: the problem has slices already: they exclude each other"):
+        with_sharding(sliced, 1, 1, gathers=2)
     with pytest.raises(BadInput, match="the problem is sharded already"):
         with_sharding(with_sharding(step(), 5, 7), 5, 7)
     with pytest.raises(BadInput, match="an update after each 2 of 4 microbatches"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zbsolve import BadInput, Profile, Step, pipeline, preset, solve, verify
-from zbsolve.build import with_exchange, without_backward
+from zbsolve.build import with_exchange, with_recompute, without_backward
 from zbsolve.build.untrained import untrained_stages, with_backward
 from zbsolve.layer import Layer, Link
 from zbsolve.partition.stage_costs import least_step
@@ -56,6 +56,9 @@ def test_what_nobody_frees_is_not_held() -> None:
     assert problem.taken[problem.rows("F", stage=0)].tolist() == [0, 0]
     assert problem.rows("X", stage=0).tolist() == []
     assert len(problem.rows("X")) == 2
+    plain = pipeline([3, 3], [0, 5], [0, 1], microbatches=2, untrained=1)
+    again = with_recompute(plain)  # a search of a step with passes X that no backward waits for ended with a ValueError
+    assert again.passes.stage[again.rows("X")].tolist() == [1, 1]
 
 
 def test_a_builder_says_it_too() -> None:

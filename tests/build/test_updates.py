@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from zbsolve import BadInput, pipeline, solve, updates, verify
+from zbsolve import BadInput, Schedule, pipeline, solve, updates, verify
 from zbsolve.problem import Problem
 from zbsolve.systems import preset
+from zbsolve.tables import Edges
 
 from ..support.exhaustive import optimum
 
@@ -100,3 +103,18 @@ def test_wrong_use_is_named():
         updates(pipeline(1, BW=1, placement=((0, 1), (1, 0)), microbatches=2), 1, every=1, delay=1)
     with pytest.raises(BadInput, match="pipedream: needs a problem with updates U"):
         preset("pipedream", step(2, 4))
+
+
+def test_bytes_between_microbatches_go_by_number_with_updates_alone() -> None:
+    """The first version of the weights is held from the first forward to the last backward that uses it, by number: an order
+    that has another one last is refused. Without updates the same edge is about its two passes: then they hold 5 bytes while
+    they run, whichever microbatch is first, which 5 bytes of memory allow and 4 do not."""
+    order = Schedule(pipeline(3, BW=4, placement=(0,), microbatches=2), {"compute:0": ("0F1", "0F0", "0BW1", "0BW0")})
+    found = updates(replace(order.problem, capacity=(90,)), 1, every=1, delay=2, parameter_bytes=5)
+    late = Schedule(found, {"compute:0": ("0F1", "0F0", "0BW0", "0BW1", "0U0", "0U1")})
+    assert [one.passes for one in verify(found, late)] == [("0F1", "0F0")]
+    plain = order.problem
+    held = plain.edges + Edges.of(plain.rows("F")[:1], plain.rows("BW")[1:], bytes=5)
+    for room, wrong in ((5, []), (4, [("0F0",)])):
+        own = replace(plain, edges=held, capacity=(room,))
+        assert [one.passes for one in verify(own, Schedule(own, order.order))] == wrong

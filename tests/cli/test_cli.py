@@ -298,7 +298,7 @@ def test_debug_stands_anywhere(capsys):
     [
         ("solve", "zbsolve solve: the following arguments are required: profile (see zbsolve solve --help)"),
         ("solve x.json --dance 3", "zbsolve solve: unrecognized: --dance 3 (see zbsolve solve --help)"),
-        ("numbers --B -3ms -o x", "zbsolve numbers: argument --B: expected one argument (see zbsolve numbers --help)"),
+        ("numbers --ranks 2 --F 1 --BW -3ms -o x", "zbsolve numbers: BW '-3ms': a time may not be negative"),
         ("dance", "zbsolve: argument COMMAND: invalid choice: 'dance'"),
     ],
 )

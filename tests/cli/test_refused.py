@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 
 import pytest
 
 from zbsolve import BadInput, Infeasible, Profile, pipeline, solve
 from zbsolve.cli import main
+from zbsolve.cli.tools import search_limits
 from zbsolve.exec.run.launch import run_local
 from zbsolve.placement import check, parse_routes
 
@@ -107,6 +109,39 @@ def test_sizes_beyond_all_use(command, line, edited, capsys):
     """Before anything of that size is made: with 100,000,000 of each, lists alone would take gigabytes."""
     files = [] if "systems" in command else [edited(lambda body: None)]
     assert line in refused(capsys, command[0], *files, *command[1:])
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (
+            ["numbers", "--ranks", "2", "--F", "3ms", "--B", "-3ms", "--W", "1ms", "-o", "-"],
+            "numbers: B '-3ms': a time may not be negative",
+        ),
+        (
+            ["numbers", "--ranks", "2", "--F", "-.5", "--BW", "3ms", "-o", "-"],
+            "numbers: F '-.5': a time may not be negative",
+        ),
+        (["solve", "FILE", *STEP, "--memory", "-1GiB"], "solve: memory '-1GiB': a number of bytes may not be negative"),
+        (
+            ["solve", "FILE", *STEP, "--frontier"],
+            "solve: frontier: no pass holds any bytes, so all limits of memory are alike",
+        ),
+    ],
+)
+def test_numbers_that_are_negative_or_missing(command, line, edited, capsys):
+    """The option that is wrong says so, and no command is named twice."""
+    path = edited(lambda body: [layer.update(held_until_B=0, held_until_W=0) for layer in body["layers"]])
+    said = refused(capsys, *(path if word == "FILE" else word for word in command))
+    assert said.startswith(f"zbsolve {line}")
+
+
+def test_loading_counts_as_part_of_the_seconds():
+    """Up to half of them; a search whose limit is effort does not depend on it."""
+    for loading, left in ((0.0, 10.0), (3.0, 7.0), (9.0, 5.0)):
+        asked = Namespace(seconds=10.0, effort=None, seed=1, loading=loading)
+        assert search_limits(asked) == {"seconds": left, "seed": 1}
+        assert search_limits(Namespace(**vars(asked) | {"effort": 2.0})) == {"effort": 2.0, "seed": 1}
 
 
 def test_more_processes_than_a_machine_starts():

@@ -49,6 +49,8 @@ CHEAPER = (
         "a minute",
     ),
     (r"(zbsolve profile mymodel\S+)", r"\1 --seconds 0.2", "ten seconds"),
+    (r"(zbsolve profile (seq2seq|clip)\S+) --seconds 0\.5", r"\1 --seconds 0.1", "a second"),
+    (r"(zbsolve explore.*--seconds) 2", r"\1 0.2", "two seconds each"),
     (
         r"(?<!-)(profile|now)\.json --ranks \d+ --microbatches \d+",
         r"\1.json --ranks 2 --microbatches 4",
@@ -57,6 +59,7 @@ CHEAPER = (
     (r"h200\.json --ranks 8 --microbatches 24", "h200.json --ranks 2 --microbatches 4", "ranks share two cores"),
     (r"(zbsolve solve.*?) --(?:seconds|effort) [\d.]+", r"\1", "less search, see the next two"),
     (r"(zbsolve solve(?!.*--method (?!\S*,auto)))", r"\1 --effort 0.02", "up to 30 seconds"),
+    (r"times\.json --ranks 4 --microbatches 12", "times.json --ranks 4 --microbatches 4", "ten seconds"),
     (r"--frontier( \d+)?", "--frontier 2 --effort 0.002", "a minute; the last effort counts"),
     (r"(zbsolve check.* --period) --seconds \d+", r"\1 --seconds 1", "ten seconds"),
     (r"(zbsolve profile .*--from-trace \S+)", r"\1 --seconds 0.1", "ten seconds"),

@@ -6,27 +6,29 @@ from typing import Any
 
 import pytest
 
+from ..support.exec_jobs_loop import TRAININGS, TRIALS
 from ..support.exec_ranks import on_ranks
+from ..support.trials import too_far
 
 pytestmark = pytest.mark.slow
 
 Jobs = dict[str, list[Any]]
 
 
-JOBS = ("clipped", "nonfinite", "warned", "uneven", "sized", "refusals", "own_random", "evaluated", "wrong_evaluations")
+JOBS = "tests.support.exec_jobs_loop"
+PLAIN = ("clipped", "nonfinite", "warned", "wrong_sizes", "refusals", "own_random", "evaluated", "wrong_evaluations")
 MORE = {
-    "scaled": ("scaled", False),
-    "validated": ("scaled", True),
+    "tried": ("tried", f"{JOBS}:TRIALS"),
     "evaluating": ("between_steps", True),
     "training alone": ("between_steps", False),
 }
 
 
 @pytest.fixture(scope="module")
-def two() -> Jobs:
+def two(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """What each job gave on each of two ranks, in one launch."""
-    jobs = {name: (name, None) for name in JOBS} | MORE
-    ranks = on_ranks(2, "tests.support.exec_jobs_loop", list(jobs.values()))
+    jobs = {name: (name, None) for name in PLAIN} | MORE | {"trained": ("trained", str(tmp_path_factory.mktemp("none")))}
+    ranks = on_ranks(2, JOBS, list(jobs.values()))
     return {name: [rank[i] for rank in ranks] for i, name in enumerate(jobs)}
 
 
@@ -56,52 +58,32 @@ def test_torch_clipping_is_warned_of_once_and_nothing_else(two: Jobs) -> None:
         assert rank == {name: [] for name in ("optimizer", "value", "scaled", "unscaled", "ours", "again")}
 
 
-def test_every_row_counts_alike(two: Jobs) -> None:
-    assert len(two["uneven"][0]) == 16
-    for one in (*two["uneven"][0], *two["uneven"][1]):
-        assert one["loss"] == pytest.approx(one["right"], rel=1e-12)
-        assert one["worst"] < 1e-12
-
-
-def test_microbatches_of_sizes_give_the_gradients_of_the_whole_batch(two: Jobs) -> None:
-    for rank in two["sized"]:
-        assert len(rank["found"]) == 4
-        for one in rank["found"]:
-            assert one["loss"] == pytest.approx(one["right"], rel=1e-12)
-            assert one["worst"] < 1e-12
-        assert rank["refused"][2] == "step: uneven: the schedule says how large microbatches are: 1,3,2"
-    split, even, _ = two["sized"][0]["refused"]
+def test_every_row_counts_alike_also_in_microbatches_of_sizes(two: Jobs) -> None:
+    assert [rank.keys() for rank in two["tried"]] == [TRIALS.keys()] * 2
+    assert too_far(two["tried"], 1e-12) == {}
+    split, even, _ = two["wrong_sizes"][0]
     assert "(7, 8) does not split into microbatches of 1,3,2 rows" in split
     assert "have other rows than the schedule's sizes: 2 of 1, 2 of 3, 2 of 2" in even
-
-
-def as_one_process(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        assert rank["losses"] == pytest.approx(rank["right"], rel=1e-6)  # so they are not scaled
-        assert rank["worst"] < 1e-6
-        for ours, right, norm, right_norm in rank["scales"]:
-            assert ours == right
-            assert norm == pytest.approx(right_norm, rel=1e-6, nan_ok=True)
-    scales = [row[0] for row in ranks[0]["scales"]]
-    assert scales[2] == scales[1] / 2  # the inf on rank 1 halved it on all
-    assert len(set(scales)) > 2
+    assert {rank[2] for rank in two["wrong_sizes"]} == {"step: uneven: the schedule says how large microbatches are: 1,3,2"}
 
 
 def test_all_ranks_decide_of_a_scaled_step(two: Jobs) -> None:
-    as_one_process(two["scaled"])
-
-
-def test_loss_scaling_with_post_validation(two: Jobs) -> None:
-    as_one_process(two["validated"])
+    """Losses are not scaled, with and without post-validation; a scaler unscales in float32."""
+    assert too_far(two["trained"], 1e-6) == {}
+    for name in TRAININGS:
+        scales = [row[-1] for row in two["trained"][0][name]["seen"]]
+        assert scales[2] == scales[1] / 2  # the inf on rank 1 halved it on all
+        assert len(set(scales)) > 2
 
 
 def test_what_makes_no_sense_is_refused(two: Jobs) -> None:
     for rank in two["refusals"]:
-        alone, lacking, split, empty = rank
+        alone, lacking, split, empty, copied = rank
         assert "GradScaler looks for inf on each rank alone: take torch.distributed.fsdp" in alone
         assert "its process group lacks rank" in lacking
         assert "does not split into 4 microbatches of equal size: pass uneven=True, or a list of microbatches" in split
         assert "has no rows" in empty
+        assert copied == "a Pipeline cannot be copied: copy its `module` (as AveragedModel(pipeline.module) does)"
 
 
 def test_a_step_leaves_the_loop_its_random_numbers(two: Jobs) -> None:

@@ -243,7 +243,7 @@ def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     random_schedule(with_offload(a_problem((0, 1), 4, held_until_W=10**15), 5, 5)).save(path)
     assert main(["run", path, *options]) == 2
     said = capsys.readouterr().err
-    assert re.fullmatch(r"zbsolve run: run: the schedule keeps [\d.,]+ TiB in host:0, but this machine has .* free\n", said)
+    assert re.fullmatch(r"zbsolve run: the schedule keeps [\d.,]+ TiB in host:0, but this machine has .* free\n", said)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from zbsolve.exec.lowering import lower
 from zbsolve.exec.post_validation import OptimizerSnapshot
 from zbsolve.systems import preset
 
-from ..support.exec_jobs_optimizer import OPTIMIZERS
+from ..support.exec_jobs_optimizer import OPTIMIZERS, STEPS
 from ..support.exec_ranks import jobs_on, on_ranks
 from ..support.exec_tools import a_problem, random_schedule
 
@@ -42,7 +42,7 @@ def the_same(ranks: list[list[dict[str, Any]]]) -> None:
             found, right = one["became"]
             assert found == right, one["name"]
             assert {"clipped", "skipped", "stepped"} == set(right)
-            assert len(right) == 24
+            assert len(right) == STEPS
             assert one["same"], one["name"]
             assert one["tensors"] > 20
     for i, runs in enumerate(zip(*ranks, strict=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from zbsolve.models.presets import GptSizes, gpt
 
 from ..support.exec_jobs import toy
 from ..support.exec_ranks import jobs_on, on_ranks
-from ..support.exec_tools import a_problem
+from ..support.exec_tools import a_problem, largest
+from ..support.trainings import far
 from ..support.trials import TRIED, Batches, Trial, too_far
 
 pytestmark = pytest.mark.slow
@@ -83,6 +85,13 @@ SHAPES = {
         each=True,
     )
 }
+
+
+def test_what_is_no_number_is_infinitely_far() -> None:
+    """As `max` would pass over it."""
+    assert largest([0.0, math.nan, 1.0]) == math.inf
+    assert far([[1.0, math.nan, math.inf]], [[1.0, math.nan, math.inf]]) == 0.0
+    assert far([[math.nan]], [[1.0]]) == far([[1.0]], [[math.nan]]) == far([[1.0]], [[math.inf]]) == math.inf
 
 
 def test_microbatches_may_differ_in_shape() -> None:

@@ -170,6 +170,30 @@ def test_words_and_files(tmp_path: Path) -> None:
     assert read("2x@1x,1x:3x") == Multiples(((2.0, 1.0), 1.0))
 
 
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        ("\ufeffid;num_tokens;split\r\n1;100;a\r\n\r\n2;200;b\r\n", (100.0, 200.0)),
+        ("100 a\n200 b\n", (100.0, 200.0)),
+        ("100,\n,,\n200,\n", (100.0, 200.0)),
+        (".5x\n1x\n", Multiples((0.5, 1.0))),
+        ("-5\n100\n", (-5.0, 100.0)),
+        ("id,n\n1,100\n", "columns id, n: none named length or tokens, and one is needed"),
+        ("len,tokens\n1,100\n", "columns len, tokens: several named length or tokens, and one is needed"),
+        ("id,length\n1,100\n2\n", "row 2 has no length"),
+        ("[100, 200]\n", r"length 0 is '\[100', and no number"),
+    ],
+)
+def test_tables_of_other_tools(table: str, found: tuple[float, ...] | str, tmp_path: Path) -> None:
+    """Byte-order marks, line ends, empty lines and columns; a first line without numbers has names."""
+    (path := tmp_path / "lengths.csv").write_bytes(table.encode())
+    if isinstance(found, tuple):
+        assert read(str(path)) == found
+    else:
+        with pytest.raises(BadInput, match=rf"lengths\.csv: {found}"):
+            read(str(path))
+
+
 def test_a_file_of_batches(tmp_path: Path) -> None:
     """Of 4 3 2 1 in two microbatches 4 1 and 3 2; of 8 2 2 2 the 8 and the rest; tokens 5 5 and 8 6: of the fuller ones
     6.5, of the others 5.5; squares 17 13 and 64 12: 40.5 and 12.5."""

@@ -23,7 +23,7 @@ from ..support.house import ROOT
 HELP, GLOSSARY = "docs/commands.md", "docs/design.md"
 KIND_ROWS = re.compile(r"^\| `[A-Z]+` \|.*\n", re.M)
 PACKAGES = ("build", "exec", "interchange", "partition", "planner", "show")
-PUBLIC = ("zbsolve", *(f"zbsolve.{one}" for one in PACKAGES), "torch")
+PUBLIC = ("zbsolve", *(f"zbsolve.{one}" for one in PACKAGES), "torch", "pathlib", "peft", "transformers")
 MEGATRON = {
     *("--pipeline-model-parallel-layout", "--pipeline-model-parallel-size", "--num-layers"),
     *("--microbatch-group-size-per-virtual-pipeline-stage", "--num-layers-per-virtual-pipeline-stage"),

@@ -6,6 +6,8 @@ import logging
 import os
 import sys
 import types
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,21 @@ from profiler import estimate
 from profiler.dataflow import chosen, fake_mode, fingerprint, flow, load_fake
 from zbsolve import BadInput, Profile, pipeline
 from zbsolve.cli import main
-from zbsolve.exec import auxiliary_losses
+from zbsolve.exec import CrossEntropy, auxiliary_losses, layers_of
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.check import difference
+from zbsolve.exec.one_device import OneDevice
 from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.blocks import BatchedLinear
 from zbsolve.models.by_name import load
+from zbsolve.models.model import Model, ties
 from zbsolve.models.presets import PRESETS
 from zbsolve.models.published_models import PUBLISHED
 from zbsolve.systems import preset
+
+from ..support.exec_jobs_sides import MICROBATCHES, step_of
+from ..support.exec_tools import random_schedule
 
 pytestmark = pytest.mark.slow
 
@@ -331,7 +339,9 @@ def _stand_in() -> types.ModuleType:
             self.layers = nn.ModuleList(Decoder(config, i) for i in range(config.num_hidden_layers))
             self.norm = nn.LayerNorm(config.hidden_size)
 
-        def forward(self, input_ids: torch.Tensor, use_cache: bool = False) -> tuple[torch.Tensor]:
+        def forward(
+            self, input_ids: torch.Tensor, inputs_embeds: object = None, use_cache: bool = False
+        ) -> tuple[torch.Tensor]:
             x = self.tokens(input_ids) * 2
             positions = torch.arange(x.shape[1]).to(x.dtype)
             for layer in self.layers[: self.config.num_hidden_layers]:
@@ -404,6 +414,115 @@ def test_a_hugging_face_config_becomes_layers(monkeypatch: pytest.MonkeyPatch) -
     }.items():
         with pytest.raises(BadInput, match=message):
             load(text)
+
+
+def test_a_whole_model_becomes_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the stand-in. The layers share the model's modules; another forward than theirs is noticed."""
+    library = _stand_in()
+    monkeypatch.setitem(sys.modules, "transformers", library)
+    whole, ids = library.Causal(library.TinyConfig()), torch.arange(10).view(2, 5)
+    layers = layers_of(whole, ids)
+    assert [name for name, _ in layers.named_children()] == ["embedding", "block0", "block1", "block2", "head"]
+    assert {*map(id, layers.parameters())} == {*map(id, whole.parameters())}
+    assert [layer.layer for layer in layers[1:-1]] == [*whole.model.layers]
+    torch.testing.assert_close(layers(ids.flip(0)), whole(ids.flip(0)).logits)
+    assert layers_of(types.SimpleNamespace(get_base_model=lambda: layers, peft_config={}), None) is layers
+    for other, tokens, message in (
+        (whole, ids.float(), r"Causal: it needs tokens, whole numbers of shape \(batch, length\)"),
+        (nn.Linear(1, 1), ids, "Linear: no model of transformers, nor an nn.Sequential in one of peft"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            layers_of(other, tokens)
+    whole.lm_head.register_forward_hook(lambda module, given, y: y * 2)
+    assert layers_of(whole, ids)(ids).equal(whole(ids).logits)
+    whole.model.register_forward_hook(lambda module, given, y: (2 * y[0],))
+    with pytest.raises(BadInput, match=r"layers_of: Causal: .*does more than its layers"):
+        layers_of(whole, ids)
+
+
+SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2}
+GPT2 = {"vocab_size": 50, "n_embd": 32, "n_layer": 3, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+T5 = {"vocab_size": 50, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+ROWS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {  # config, its fields, what peft adds, its fields
+    "frozen T5": ("T5Config", T5, "", {"trained": ".q."}),  # its position bias is frozen, and no zeros
+    "tied": ("LlamaConfig", SMALL | {"tie_word_embeddings": True}, "", {"trained": "t"}),
+    "LoRA": ("LlamaConfig", SMALL, "LoraConfig", {"bias": "lora_only", "modules_to_save": ["lm_head"]}),
+    "LoRA, graph": ("Qwen2Config", SMALL, "LoraConfig", {"use_rslora": True}),
+    "DoRA": ("GPT2Config", GPT2, "LoraConfig", {"use_dora": True, "target_modules": ["c_attn", "c_fc"]}),
+    "IA3": ("Qwen2Config", SMALL, "IA3Config", {"feedforward_modules": ["down_proj"], "init_ia3_weights": False}),
+    "LoRA of T5": ("T5Config", T5, "LoraConfig", {"target_modules": ["q", "wi"], "task_type": "SEQ_2_SEQ_LM"}),
+    "VB-LoRA": (  # one bank of vectors for all layers
+        *("LlamaConfig", SMALL, "VBLoRAConfig"),
+        {"target_modules": ["q_proj"], "num_vectors": 16, "vector_length": 8, "topk": 2},
+    ),
+    "prompt": ("LlamaConfig", SMALL, "PromptTuningConfig", {"num_virtual_tokens": 3, "target_modules": None}),
+}
+
+
+def whole_model(config: str, fields: dict[str, Any], adapter: str, more: dict[str, Any]) -> Any:
+    """The library's model in float64, frozen but for what `more` names or peft adds."""
+    transformers = hugging_face()
+    kind = transformers.AutoModelForSeq2SeqLM if config == "T5Config" else transformers.AutoModelForCausalLM
+    torch.manual_seed(0)
+    whole = kind.from_config(getattr(transformers, config)(**fields)).double()
+    if not adapter:
+        for name, p in whole.named_parameters():
+            p.requires_grad_(more["trained"] in name)
+        return whole
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    named = {"target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM"} | more
+    adapted = peft.get_peft_model(
+        whole, getattr(peft, adapter)(**{name: value for name, value in named.items() if value is not None})
+    )
+    for p in adapted.double().parameters():  # adapters begin as no change
+        p.data += 0.05 * torch.randn_like(p) * p.requires_grad
+    return adapted
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_gradients_of_a_whole_model_are_its_own(name: str) -> None:
+    """Held against the library's own forward, in one process; what has no gradient there has none here."""
+    whole = whole_model(*ROWS[name])
+    generator = torch.Generator().manual_seed(1)
+    ids = [torch.randint(50, (2, 7), generator=generator) for _ in range(MICROBATCHES + 1)]
+    given: list[Any] = [(a, b) for a, b in pairwise(ids)] if "T5" in name else ids[1:]
+    mine = copy.deepcopy(whole)
+    layers = layers_of(mine, given[0])
+    virtual, count = 3 if name == "prompt" else 0, len(layers)
+    targets = [nn.functional.pad(b.roll(-1, 1), (virtual, 0), value=-100) for b in ids[1:]]
+    named = tuple((child, partial(lambda layer: layer, layer)) for child, layer in layers.named_children())
+    tied = ties(enumerate(layers))
+    builders = tuple(build for _, build in named)
+    model = Model(name, builders, tuple(n for n, _ in named), lambda m, step: (given[m], targets[m]), CrossEntropy(), tied)
+    counts = (1, 1, count - 3, 1)
+    schedule = random_schedule(step_of(model, (0, 1, 1, 0), counts, False), 2)
+    one = OneDevice(model, schedule, split="graph" if "graph" in name else "layers")
+    loss = one.step(dict(enumerate(given)), dict(enumerate(targets))).loss
+    right = 0.0
+    for x, y in zip(given, targets, strict=True):
+        names = {"input_ids": x} if isinstance(x, torch.Tensor) else {"input_ids": x[0], "decoder_input_ids": x[1]}
+        value = CrossEntropy()(whole(**names, use_cache=False).logits, y) / MICROBATCHES
+        value.backward()
+        right += value.item()
+    assert abs(loss - right) < 1e-12 * right
+    expected, found = ({n: p.grad for n, p in each.named_parameters() if p.requires_grad} for each in (whole, mine))
+    assert {n for n, g in found.items() if g is None} == {n for n, g in expected.items() if g is None}
+    assert max(difference(found[n], expected[n]) for n in expected) < 1e-12
+
+
+def test_what_peft_does_beside_layers_is_refused() -> None:
+    pytest.importorskip("peft", reason="peft is not installed")
+    for adapter, more, why in (
+        ("AdaLoraConfig", {"total_step": 9, "target_modules": ["q_proj"]}, "ADALORA does more than its layers"),
+        (
+            "PrefixTuningConfig",
+            {"num_virtual_tokens": 3, "target_modules": None},
+            "PREFIX_TUNING gives trained values",
+        ),
+    ):
+        with pytest.raises(BadInput, match=f"layers_of: PeftModelForCausalLM: {why}"):
+            layers_of(whole_model("LlamaConfig", SMALL, adapter, more), torch.arange(8)[None])
 
 
 MIXED: dict[str, dict[str, Any]] = {  # layers of several kinds, or with a mask for each sample

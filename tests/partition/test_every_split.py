@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from zbsolve import BadInput, Edge, Layer, Link, Problem, Profile, Schedule, Ste
 from zbsolve.cli import main
 from zbsolve.ilp.cp import make_solver, solve_cp
 from zbsolve.ilp.every_split import SplitModel, SplitSearch, proven_again
+from zbsolve.layer import HostLink
 from zbsolve.partition.splits import Lanes, Splits, Wave, least_of_ranks
 from zbsolve.partition.stage_costs import least_step
 from zbsolve.search.climb import moved_layers
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import Infeasible
+
+from ..support.partitions import partitions
 
 MANY = 10**6  # µs: longer than any of these steps
 SHAPES = (("single", 2, 2), ("single", 3, 3), ("loop", 2, 4), ("vee", 2, 4))  # placement, ranks, stages
@@ -56,9 +60,8 @@ def drawn(rng: random.Random) -> tuple[Profile, Step, int]:
 
 def shortest(profile: Profile, step: Step, stages: int) -> int | None:
     """The least of every split and order, each solved to the end; None where none fits."""
-    found, count = list[int](), len(profile.layers)
-    for ends in combinations(range(1, count), stages - 1):
-        counts = tuple(b - a for a, b in pairwise((0, *ends, count)))
+    found = list[int]()
+    for counts in partitions(len(profile.layers), stages):
         try:
             result = solve_cp(replace(step, partition=counts).problem(profile), None, 0, 20.0)
         except Infeasible:
@@ -100,6 +103,74 @@ def test_no_split_has_a_schedule_below_the_bound(seed: int) -> None:
     assert higher >= looked / 4
 
 
+BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # fields of the link, and of the step
+    "links of a rank": ({"latency": 1.0, "bytes_per_us": 1.0, "shared": "rank"}, {}),
+    "links of a pair": ({"latency": 1.0, "bytes_per_us": 1.0, "shared": "pair"}, {"replicas": 2}),
+    "messages that occupy their sender": ({"latency": 6.0, "blocking": True}, {}),
+    "sharded parameters": ({"latency": 1.0}, {"shards": 2}),
+    "all-to-alls": ({"bytes_per_us": 1.0, "shared": "rank"}, {}),
+    "recompute": ({"latency": 1.0}, {"recompute": "all"}),
+    "copies": ({"latency": 1.0}, {"offload": "full"}),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+def test_bounds_hold_for_steps_with_further_passes(what: str) -> None:
+    """Passes beside those of the plain step, on streams of their own or not: no split and order takes less than the bound,
+    which covers every split, and is proven again."""
+    link, fields = BESIDE[what]
+    rng, looked = random.Random(what), 0
+    while looked < 2:
+        profile, step, stages = drawn(rng)
+        sent = {"all_to_all": 4.0} if what == "all-to-alls" else {}
+        layers = tuple(replace(one, message=0.0, output_bytes=rng.choice([2, 5]), X=2.0, **sent) for one in profile.layers)
+        profile = replace(profile, layers=layers, link=replace(profile.link, **link), host=HostLink(0.0, 1.0, 1.0, 1.0, 1.0))
+        step = replace(step, memory=None if what in ("recompute", "copies") else step.memory, **fields)
+        best, splits = shortest(profile, step, stages), Splits.of(step.costs(profile))
+        if best is None:
+            continue
+        looked += 1
+        assert splits is not None
+        search = SplitSearch(splits, best)
+        search.go_on(Clock(2.0), best)
+        assert 0 < search.bound <= best
+        assert proven_again(splits, search.found, 5.0) == ""
+        for counts in partitions(len(layers), stages):
+            with suppress(Infeasible):
+                problem = replace(step, partition=counts).problem(profile)
+                assert len(problem.passes) > len(splits.problem(counts).passes) or what.startswith("messages")
+                assert splits.covers(problem)
+
+
+def test_bounds_know_every_link() -> None:
+    """One microbatch of F = BW = 1 on two stages takes 4 µs where the link between the two sites takes no time, however
+    slow the link inside a site is. The simple bound said 24."""
+    layers = tuple(replace(one, BW=1.0) for one in equal_layers(2).layers)
+    profile = replace(equal_layers(2), layers=layers, link=Link(10.0, 1e12), site_link=Link(0.0, 1e12, shared="1+1"))
+    step = Step(2, 1, "single", "equal", fused=True)
+    splits = Splits.of(step.costs(profile))
+    assert splits is not None
+    assert splits.covers(step.problem(profile))
+    search = SplitSearch(splits, MANY)
+    search.go_on(Clock(2.0), MANY)
+    assert search.bound == least_step(step.costs(profile), "makespan") == shortest(profile, step, 2) == 4
+
+
+def test_many_stages_have_a_bound_at_once() -> None:
+    """32 stages of unlike layers, for which CP-SAT takes several seconds: the simple bound holds from the start, and is
+    proven again from the file's layers, without CP-SAT; a higher one is not."""
+    one = equal_layers(1).layers[0]
+    layers = tuple(replace(one, F=float(F), BW=2.0 * F) for F in np.random.default_rng(0).integers(800, 1500, 64))
+    step = Step(8, 32, "loop4", "equal", fused=True)
+    costs = step.costs(replace(equal_layers(1), layers=layers, link=Link(20.0, 1e12)))
+    splits = Splits.of(costs)
+    assert splits is not None
+    search = SplitSearch(splits, 10**9)
+    assert search.bound == least_step(costs, "makespan") > 32 * 3 * sum(one.F for one in layers) / 8
+    assert proven_again(splits, search.found, 5.0) == ""
+    assert proven_again(splits, replace(search.found, bound=search.bound + 10**6), 0.5)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_cuts_of_one_split_hold_in_every_other(seed: int) -> None:
     """What the cuts of a split say of itself, and of every other one, is no more than its optimum."""
@@ -107,8 +178,7 @@ def test_cuts_of_one_split_hold_in_every_other(seed: int) -> None:
     profile, step, stages = drawn(rng)
     splits = Splits.of(replace(step, memory=None).costs(profile))
     assert splits is not None
-    count = len(profile.layers)
-    every = [tuple(b - a for a, b in pairwise((0, *ends, count))) for ends in combinations(range(1, count), stages - 1)]
+    every = [*partitions(len(profile.layers), stages)]
     optima = {split: solve_cp(splits.problem(split), None, 0, 20.0).bound for split in every}
     for split in every:
         cuts = SplitModel(splits, MANY).lanes.cuts(split)
@@ -305,8 +375,7 @@ def test_descents_end_at_the_split_of_the_least_bound(seed: int) -> None:
     profile, step, stages = drawn(random.Random(seed))
     splits = Splits.of(step.costs(profile))
     assert splits is not None
-    lanes, layers = Lanes(splits), len(profile.layers)
-    every = [tuple(b - a for a, b in pairwise((0, *ends, layers))) for ends in combinations(range(1, layers), stages - 1)]
+    lanes, every = Lanes(splits), [*partitions(len(profile.layers), stages)]
     found, clock = lanes.descents(every[-1:], Clock(1.0, 1.0), seed), Clock(1.0, 1.0)
     least = {split: least_of(splits, split) for split in every}
     assert set(found) <= set(every)
@@ -340,6 +409,18 @@ def test_bytes_that_go_before_the_backward_make_another_step() -> None:
     early = replace(own, edges=Problem.of(tuple(own.passes), [*plain, *held]).edges)
     assert (early.taken == own.taken).all()
     assert not splits.covers(early)
+
+
+def test_a_step_that_may_keep_less_on_another_split_counts_no_memory() -> None:
+    """The first stage recomputes. It keeps nothing on this split, and so as much as without recompute; on others less."""
+    layers = tuple(replace(one, held_until_W=0 if i == 0 else 5) for i, one in enumerate(equal_layers(3).layers))
+    profile, step = replace(equal_layers(3), layers=layers), Step(2, 2, "single", (1, 2), fused=True, memory="40B,40B")
+    splits = Splits.of(step.costs(profile))
+    assert splits is not None
+    assert splits.covers(step.problem(profile))
+    again = replace(step, recompute="0").problem(profile)
+    assert not splits.covers(again)
+    assert replace(splits, room=None).covers(again)
 
 
 def test_passes_on_streams_of_their_own_make_another_step() -> None:

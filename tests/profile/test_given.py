@@ -102,6 +102,8 @@ def test_values_of_stages(tmp_path: Path) -> None:
     path.write_text("\ufeffname,F (ms),held_from_B\nfirst, 1.5,2KiB\nlast,2,0\n")
     assert stage_columns(str(path)) == {"name": ["first", "last"], "F": ["1.5ms", "2ms"], "held-from-B": ["2KiB", "0"]}
     assert values("F", f"@{path}", 2) == [{"F": 1500.0}, {"F": 2000.0}]
+    path.write_bytes("\ufeff\r\nF (ms);B;W\r\n3;4ms;2ms\r\n".encode())
+    assert stage_columns(str(path)) == {"F": ["3ms"], "B": ["4ms"], "W": ["2ms"]}
 
 
 @pytest.mark.parametrize(

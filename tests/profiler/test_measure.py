@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from profiler import measure
+from profiler.dataflow import fake_mode, flow, load_fake
 from zbsolve import BadInput, Profile
 from zbsolve.cli import main
 from zbsolve.models.by_name import load
@@ -61,6 +62,7 @@ def test_tied_layers_share_one_parameter() -> None:
 
 
 OWN = """
+import copy
 import torch
 from torch import nn
 def shared():
@@ -84,6 +86,9 @@ def called():
     net.add_module("up", nn.Linear(4, 8))
     net.add_module("down", nn.Linear(8, 4))
     return net, torch.zeros(2, 4)
+def converted():
+    layer = nn.Linear(7, 7).to(torch.bfloat16)
+    return [copy.deepcopy(layer).double(), layer.double()], torch.zeros(2, 7, dtype=torch.float64)
 class Residual(nn.Sequential):
     def forward(self, x):
         return x + super().forward(x)
@@ -100,6 +105,7 @@ def test_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.layer_names == ("0.Linear", "1.ReLU", "2.Linear")
     assert load("own_models:listed").layer_names == ("0.Linear", "1.Linear")
     assert load("own_models:called").layer_names == ("up", "down")
+    assert flow(load_fake("own_models:converted", 0, fake_mode())).parameter_bytes == (448, 448)
     _, y = load("own_models.py:with_loss").batch(0, 0)
     assert load("own_models:with_loss").loss(torch.randn(3, 2), y).dim() == 0
     for name, text in {

@@ -199,6 +199,14 @@ def test_the_higher_bound_of_every_split_is_told() -> None:
     assert "no certificate says that" in solved_as_text(known)
 
 
+def test_a_file_claims_nothing_of_every_split_where_more_than_the_split_is_open() -> None:
+    """The bound of a step that recomputes nothing counts its memory, and with recompute another split may be shorter."""
+    step = Step(2, 2, "single", partition="auto", recompute="auto")
+    ours, tried = solve_auto(uneven(), step, effort=0.5)
+    assert ours.every_split is None
+    assert "no certificate says that" in solved_as_text(solved((uneven(), step), ours, tried))
+
+
 def test_layers_are_moved_for_a_given_order() -> None:
     """All partitions of eleven layers into three stages, each in 1F1B's order: the race has the shortest of them, and no
     other order, though a search finds a shorter one."""

@@ -239,10 +239,10 @@ def test_a_large_model_fits_with_offload_alone_and_the_frontier_says_the_price(t
     profile, step = Profile.load(path), Step(16, 4, "vee", "memory")
     with pytest.raises(Infeasible, match="for one microbatch"):
         step.problem(profile)
-    schedule, tried = solve_auto(profile, replace(step, offload="auto"), effort=0.1)
+    schedule, tried = solve_auto(profile, replace(step, offload="auto"), effort=0.02)
     assert verify(schedule.problem, schedule) == ()
     assert next(one for one in tried if one.placement == "vee").value is None
-    found = curves(profile, replace(step, offload="auto"), points=2, effort=0.2)
+    found = curves(profile, replace(step, offload="auto"), points=2, effort=0.04)
     least = {name: one.points[0].memory for name, one in found.frontiers.items()}
     assert least["offload"] < profile.capacity < least["keep only"]
     assert "On the device's 74.5 GiB: keep only does not fit, offload " in frontier_as_text(found)

@@ -22,7 +22,7 @@ from zbsolve.models.presets import GptSizes, gpt, mlp
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, batch_of, random_schedule, refusal, split_layers
+from .exec_tools import a_problem, batch_of, metered, random_schedule, refusal, split_layers
 
 
 def toy(numbers: list[int]) -> list[nn.Module]:
@@ -166,8 +166,6 @@ def memories(rank: int, _: None) -> list[dict[str, Any]]:
         problem = profile.problem(2, 4, spot, layers=counts, fused=name == "1f1b")
         schedule = preset(name, problem) if name else random_schedule(problem, 2)
         runner = Pipeline(model.build, schedule, loss=model.loss)
-        runner.step(*batch_of(model, 4))  # afterwards gradients are there
-        memory = runner.step(*batch_of(model, 4), memory=True).memory
-        assert memory is not None
+        memory = metered(runner, *batch_of(model, 4))
         result.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
     return result

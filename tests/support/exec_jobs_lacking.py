@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.problem import Problem
 
 from .exec_tools import a_problem, random_schedule, refusal
+from .trainings import Training, all_trained, trained
 from .trials import Trial, tried
 
 STEPS, AT, MAX_NORM = 4, 2, 0.05
@@ -49,6 +51,10 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+def chunks(count: int) -> Any:
+    return lambda place, step: tuple(part.chunk(count) for part in batch(step))
+
+
 def optimizers(parameters: list[nn.Parameter]) -> dict[str, torch.optim.Optimizer]:
     """One for vectors and one for matrices, where there are any."""
     vectors, matrices = [p for p in parameters if p.dim() < 2], [p for p in parameters if p.dim() > 1]
@@ -75,39 +81,37 @@ def two_optimizers(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
     return {"losses": losses[-(STEPS - AT) :], "names": list(mine), "said": said}
 
 
-def nothing_trained(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
-    """Losses with clipping, and those of one process. how: of the rank that trains nothing, "frozen": its optimizer has its
-    frozen parameters, "none": it has none."""
-    how, validated = argument["how"], argument["validated"]
-    runner = Pipeline(model(2), random_schedule(problem(2), 3), loss=nn.functional.mse_loss)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        mine = [p for p in runner.parameters() if how == "frozen" or p.requires_grad]
-    optimizer: Any = torch.optim.AdamW(mine, 0.01) if mine else None
-    if validated:
-        optimizer = PostValidated(runner, optimizer, max_norm=MAX_NORM)
-    whole = model(2)
-    alone, losses, right = torch.optim.AdamW(whole[2:].parameters(), 0.01), [], []
-    for step in range(STEPS):
-        x, y = batch(step)
-        losses.append(runner.step(x, y).loss)
-        if not validated:
-            runner.clip_grad_norm_(MAX_NORM)
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad()
-        loss = nn.functional.mse_loss(whole(x), y)
-        loss.backward()
-        right.append(float(loss.detach()))
-        nn.utils.clip_grad_norm_(whole.parameters(), MAX_NORM)
-        alone.step()
-        alone.zero_grad()
-    runner.finish()
-    folder = Path(argument["folder"]) / f"{how} {validated}"
-    objects = {} if optimizer is None else {"optimizer": optimizer}
-    runner.save(folder, **objects)
-    runner.load(folder, **objects)
-    return {"losses": losses, "right": right, "said": [str(one.message) for one in caught]}
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
+    return torch.optim.AdamW(parameters, 0.01) if parameters else None
+
+
+def adamw_of_trained(parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
+    return adamw([p for p in parameters if p.requires_grad])
+
+
+def training(optimizer: Any, **clip: float) -> Training:
+    """The first rank trains nothing."""
+    trial = Trial(problem=problem(2), layers=lambda numbers: [model(2)[i] for i in numbers], batch=chunks(4), order=3)
+    return Training(trial=trial, optimizer=optimizer, updates=STEPS, saved=AT, **clip)
+
+
+TRAININGS = {
+    f"{name}, {clip}": training(optimizer, **{clip: MAX_NORM})
+    for name, optimizer in (("frozen", adamw), ("none", adamw_of_trained))
+    for clip in ("clip", "late")
+}
+TRAININGS |= {f"{name}, again": replace(one, saved=0, after=name) for name, one in TRAININGS.items()}
+
+
+def nothing_trained(rank: int, folder: str) -> dict[str, Any]:
+    """Of each training, and what is said in it."""
+
+    def run(*given: Any) -> dict[str, Any]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            return trained(*given) | {"said": [str(one.message) for one in caught]}
+
+    return all_trained(rank, f"{__name__}:TRAININGS", folder, run)
 
 
 def no_optimizer(rank: int, _: None) -> str:
@@ -159,10 +163,6 @@ def without_a_pass() -> Schedule:
     """Stages 0 and 1 are on both ranks, and stage 2, tied to stage 0, on rank 1 alone: it has no pass C."""
     step = pipeline([10] * 3, B=[10] * 3, W=[10] * 3, microbatches=2, placement=((0, 1, 1), (1, 0, 1)), layers=(1,) * 3)
     return Schedule(with_exchange(step, 1), {stream: tuple(names.split()) for stream, names in ORDER.items()})
-
-
-def chunks(count: int) -> Any:
-    return lambda place, step: tuple(part.chunk(count) for part in batch(step))
 
 
 TIED = [[(0, name), (1, name)] for name in ("small", "large", "bits")]

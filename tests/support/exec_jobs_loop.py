@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,12 +17,14 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from zbsolve import Schedule, pipeline
 from zbsolve.exec import Pipeline, PostValidated
-from zbsolve.exec.check import difference, named, reference
-from zbsolve.exec.handlers import Data
+from zbsolve.exec.check import difference
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.models.presets import GptSizes, gpt
 
-from .exec_tools import a_problem, random_schedule, refusal, split_layers, worst
+from .exec_tools import a_problem, random_schedule, refusal, split_layers
+from .trainings import Training, all_trained
+from .trials import Batches, Trial
+from .trials import tried as tried
 
 MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=1, length=8), tied=True)
 LAYERS = len(MODEL.layers)
@@ -55,33 +58,24 @@ def rows(count: int, step: int = 0) -> tuple[Tensor, Tensor]:
     return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
 
 
-def whole_after(inputs: Tensor, targets: Tensor) -> tuple[nn.ModuleList, float]:
-    """The unsplit model with the gradients of one batch, and its loss."""
-    whole = nn.ModuleList(layers())
-    return whole, reference(list(whole), Data({0: inputs}, {0: targets}), MODEL.loss)
+def split(count: int, parts: list[int]) -> Batches:
+    """The same, in microbatches of so many rows."""
+    inputs, targets = (one.split(parts) for one in rows(count))
+    return inputs, targets
 
 
-def compared(runner: Pipeline, given: Any, inputs: Tensor, targets: Tensor, **how: Any) -> dict[str, float]:
-    """A step of a batch as it is given, beside one process's of its rows."""
-    runner.module.zero_grad()
-    loss = runner.step(*given, **how).loss
-    whole, right = whole_after(inputs, targets)
-    return {"loss": loss, "right": right, "worst": worst(runner, whole)}
+def trial(schedule: Schedule, *batches: Batches, **how: Any) -> Trial:
+    """A step of each batch."""
+    how |= {"layers": layers, "loss": MODEL.loss, "options": {"tied": MODEL.tied}}
+    return Trial(problem=schedule, batch=lambda place, step: batches[step], steps=len(batches), each=True, **how)
 
 
 def clipped(rank: int, _: None) -> list[dict[str, Any]]:
     """Norms and gradients after clipping, and those of one process."""
     result = []
-    for schedule in schedules():
-        runner = runner_of(schedule)
-        for max_norm, kind in ((0.01, 2.0), (1e9, 2.0), (0.01, math.inf), (0.5, 1.0)):
-            batch = rows(4)
-            runner.module.zero_grad()
-            runner.step(*batch)
-            norm = runner.clip_grad_norm_(max_norm, kind)
-            whole, _ = whole_after(*batch)
-            right = clip_grad_norm_(whole.parameters(), max_norm, kind)
-            result.append({"norm": float(norm), "right": float(right), "worst": worst(runner, whole)})
+    for one in (trial(schedule, rows(4)) for schedule in schedules()):
+        runner = one.pipeline()
+        result += [one.clipped(runner, *how) for how in ((0.01, 2.0), (1e9, 2.0), (0.01, math.inf), (0.5, 1.0))]
     return result
 
 
@@ -94,7 +88,7 @@ def nonfinite(rank: int, _: None) -> dict[str, Any]:
     norms = [float(runner.clip_grad_norm_(1.0, kind)) for kind in (2.0, math.inf)]
     ways: list[dict[str, Any]] = [{"error_if_nonfinite": True}, {"norm_type": -1.0}]
     said = [refusal(partial(runner.clip_grad_norm_, 1.0, **how), Exception) for how in ways]
-    said.append(refusal(lambda: torch.optim.LBFGS(runner.parameters())))
+    said.append(refusal(lambda: torch.optim.LBFGS([*runner.parameters()]).step(lambda: 0.0)))
     return {"nan": [math.isnan(norm) for norm in norms], "said": said}
 
 
@@ -126,70 +120,46 @@ def _unscaled(optimizer: torch.optim.Optimizer, runner: Pipeline) -> None:
     scaler.unscale_(optimizer)
 
 
-def uneven(rank: int, _: None) -> list[dict[str, Any]]:
-    """Batches that do not split, one of them with fewer rows than microbatches, and a list."""
-    result = []
-    for schedule in schedules(3):
-        if len(schedule.problem.routes) > 1:
-            schedule = both_ways(3)
-        runner = runner_of(schedule)
-        for count in (7, 2, 6):
-            inputs, targets = rows(count)
-            given: list[Any] = [(inputs, targets)]
-            if count == 7:
-                given.append([one.split([4, 2, 1]) for one in (inputs, targets)])
-            result += [compared(runner, one, inputs, targets, uneven=True) for one in given]
-    return result
-
-
-def sized(rank: int, _: None) -> dict[str, Any]:
-    """A schedule that says how large microbatches are: batches of 6 and of 12 rows, a list, and what is refused."""
+def sized() -> Schedule:
+    """A schedule that says how large microbatches are."""
     schedule = schedules(3)[1]
-    runner, found = runner_of(replace(schedule, problem=replace(schedule.problem, sizes=(2, 6, 4)))), []
-    for count in (6, 12):
-        inputs, targets = rows(count)
-        split = [count // 6, count // 2, count // 3]
-        parts = [list(one.split(split)) for one in (inputs, targets)]
-        found += [compared(runner, one, inputs, targets) for one in ((inputs, targets), parts)]
-    even = [one.chunk(3) for one in rows(6)]
+    return replace(schedule, problem=replace(schedule.problem, sizes=(2, 6, 4)))
+
+
+# Batches that do not split, one of them with fewer rows than microbatches, and a list; and microbatches of sizes.
+TRIALS = {
+    f"schedule {i}": trial(schedule, rows(7), split(7, [4, 2, 1]), rows(2), rows(6), uneven=True)
+    for i, schedule in enumerate(schedules(3))
+}
+TRIALS["sized"] = trial(sized(), rows(6), split(6, [1, 3, 2]), rows(12), split(12, [2, 6, 4]), uneven=True)
+
+
+def wrong_sizes(rank: int, _: None) -> list[str]:
+    """What is refused of batches where the schedule says how large microbatches are."""
+    runner, even = runner_of(sized()), [one.chunk(3) for one in rows(6)]
     tries = [lambda: runner.step(*rows(7)), lambda: runner.step(*even), lambda: runner.step(*rows(6), uneven=True)]
-    return {"found": found, "refused": [refusal(one) for one in tries]}
+    return [refusal(one) for one in tries]
 
 
-def scaled(rank: int, validated: bool) -> dict[str, Any]:
-    """Training with loss scaling, inf in some gradients of rank 1 alone, and the same in one process."""
-    runner = runner_of(schedules()[0])
-    inner = torch.optim.SGD(runner.parameters(), 0.1, momentum=0.9)
-    optimizer: torch.optim.Optimizer = PostValidated(runner, inner, max_norm=1e9) if validated else inner
-    scaler = ShardedGradScaler("cpu", init_scale=2.0**20, growth_interval=3)
-    whole = nn.ModuleList(layers())
-    plain, other = (
-        torch.optim.SGD(whole.parameters(), 0.1, momentum=0.9),
-        torch.amp.GradScaler("cpu", 2.0**20, growth_interval=3),
-    )
-    losses, right, scales = [], [], []
-    for step in range(8):
-        inputs, targets = rows(4, step)
-        losses.append(runner.step(inputs, targets, scaler=scaler).loss)
-        loss = MODEL.loss(nn.Sequential(*whole)(inputs), targets)
-        right.append(float(loss.detach()))
-        other.scale(loss).backward()
-        if step in (2, 5):
-            whole[-1].get_parameter("norm.weight").grad[0] = math.inf  # type: ignore[index]
-            if rank == 1:
-                runner.layers[LAYERS - 1].get_parameter("norm.weight").grad[0] = math.inf  # type: ignore[index]
-        scaler.unscale_(optimizer)
-        other.unscale_(plain)
-        norms = float(runner.clip_grad_norm_(0.5)), float(clip_grad_norm_(whole.parameters(), 0.5))
-        for one, optimizer_of in ((scaler, optimizer), (other, plain)):
-            one.step(optimizer_of)
-            one.update()
-            optimizer_of.zero_grad()
-        scales.append([scaler.get_scale(), other.get_scale(), *norms])
-    runner.finish()
-    expected, found = named(dict(enumerate(whole))), named(runner.layers)
-    far = max(difference(p.detach(), expected[place].detach()) for place, p in found.items())
-    return {"losses": losses, "right": right, "scales": scales, "worst": far}
+def two_infs(layers: Mapping[int, nn.Module], update: int, rank: int | None) -> None:
+    """On rank 1 alone."""
+    if update in (2, 5) and rank in (1, None):
+        layers[LAYERS - 1].get_parameter("norm.weight").grad[0] = math.inf  # type: ignore[index]
+
+
+SCALED = Training(
+    trial=replace(trial(schedules()[0]), batch=lambda place, step: rows(4, step)),
+    optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+    updates=8,
+    clip=0.5,
+    scale=2.0**20,
+    spoil=two_infs,
+)
+TRAININGS = {"scaled": SCALED, "validated": replace(SCALED, late=1e9)}
+
+
+def trained(rank: int, folder: str) -> dict[str, Any]:
+    return all_trained(rank, f"{__name__}:TRAININGS", folder)
 
 
 def refusals(rank: int, _: None) -> list[str]:
@@ -201,6 +171,7 @@ def refusals(rank: int, _: None) -> list[str]:
         lambda: runner.step(*rows(4), scaler=ShardedGradScaler("cpu", process_group=alone)),
         lambda: runner.step(*rows(5)),
         lambda: runner.step(torch.ones(0, 8), torch.ones(0, 8), uneven=True),
+        lambda: torch.optim.swa_utils.AveragedModel(runner),
     ]
     return [refusal(one) for one in tries]
 

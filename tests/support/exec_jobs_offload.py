@@ -28,7 +28,7 @@ from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import with_syncs
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, random_schedule, refusal, worst
+from .exec_tools import a_problem, metered, random_schedule, refusal, worst
 from .systems_jobs import INNER, MESSAGE, bytes_of
 from .systems_jobs import batch as wide_batch
 from .systems_jobs import layers as wide_layers
@@ -126,10 +126,7 @@ def memories(rank: int, _: None) -> list[dict[str, Any]]:
     for number, (placement, fraction) in enumerate([((0, 1), 1.0), ((0, 1), 0.5), ((0, 1, 1, 0), [1.0, 0.25, 0.0, 0.6])]):
         schedule = random_schedule(sized(placement, fraction), number)
         runner = Pipeline(wide_layers, schedule, loss=nn.functional.mse_loss, seed=SEED)
-        inputs, targets = wide_batch(8)
-        runner.step(inputs, targets)
-        memory = runner.step(inputs, targets, memory=True).memory
-        assert memory is not None
+        memory = metered(runner, *wide_batch(8))
         result.append({name: getattr(memory, name) for name in ("held", "predicted", "host", "predicted_host")})
     return result
 
@@ -171,9 +168,7 @@ def wide_run(schedule: Schedule, limit: int | None, **more: Any) -> tuple[Pipeli
     """Two steps, and what the second one held."""
     how = {"loss": nn.functional.mse_loss, "hooks": Hooks(limit=limit)}
     runner = Pipeline(wide_layers, schedule, **how, **more)
-    memory = [runner.step(*wide_batch(8), memory=True).memory for _ in range(2)][-1]
-    assert memory is not None
-    return runner, memory
+    return runner, metered(runner, *wide_batch(8))
 
 
 def shared(rank: int, _: None) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,18 +12,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from zbsolve import Problem, Schedule
 from zbsolve.build import with_offload, with_sharding
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.base import torch_private as private
-from zbsolve.exec.check import difference, named
+from zbsolve.exec.check import named
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.sharding.rank import Sharding
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, devices_alone, part_of, random_schedule, refusal, worst
+from .exec_tools import a_problem, devices_alone, metered, part_of, random_schedule, refusal, worst
+from .trainings import Training, all_trained, trained
 from .trials import Batches, Trial, mesh_of, tried
 
 LAYERS, MICROBATCHES, SEED = 4, 4, 3
@@ -156,37 +157,23 @@ def gradients(rank: int, _: None) -> dict[str, Any]:
     return tried(rank, f"{__name__}:TRIALS", run)
 
 
-def trained(rank: int, _: None) -> dict[str, Any]:
-    """Three steps of a plain optimizer, without a word about gradients; the last with a scaler. Then an evaluation."""
-    ran = trial(problem_of(1), 5)
-    runner = ran.pipeline()
-    optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
-    whole = blocks()
-    other = torch.optim.AdamW([p for layer in whole for p in layer.parameters()], lr=0.01)
-    scaler = ShardedGradScaler(device="cpu", init_scale=8.0)
-    put(runner.layers, runner.place, 0)
-    for step in range(3):
-        runner.step(*batch(runner.place, step), scaler=scaler if step == 2 else None)
-        if step == 2:
-            scaler.step(optimizer)
-        else:
-            optimizer.step()
-        optimizer.zero_grad()
-        ran.add_gradients(whole, step, runner)
-        other.step()
-        other.zero_grad()
-    found, values = named(runner.layers), named(dict(enumerate(whole)))
-    x, y = batch(runner.place, 9)
-    loss, z = runner.evaluate(x, y), x
-    for layer in whole:
-        layer.put(runner.place)
-        z = layer.eval()(z)
-    right = float(nn.functional.mse_loss(z, y))
-    return {
-        "worst": max(difference(p.detach().full_tensor(), values[place].detach()) for place, p in found.items()),  # type: ignore[attr-defined]
-        "evaluated": abs(loss - right) / right,
-        "sharded": sharded(runner),
-    }
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+TRAININGS = {
+    "plain": Training(trial=trial(problem_of(1), 5), optimizer=adamw, held_out=9),
+    "scaled": Training(trial=trial(problem_of(1), 5), optimizer=adamw, scale=8.0),
+}
+
+
+def trainings(rank: int, folder: str) -> dict[str, Any]:
+    """Of each training, without a word about gradients, and whether all is sharded again."""
+
+    def run(training: Training, pipe: Pipeline, folder: Path, title: str) -> dict[str, Any]:
+        return trained(training, pipe, folder, title) | {"sharded": sharded(pipe)}
+
+    return all_trained(rank, f"{__name__}:TRAININGS", folder, run)
 
 
 def clipped(rank: int, _: None) -> dict[str, float]:
@@ -333,9 +320,7 @@ def memories(rank: int, _: None) -> list[dict[str, int]]:
         times = replace(times, passes={name: 1200 * us for name, us in times.passes.items()})
         x = torch.randn(2 * MICROBATCHES, width)
         runner = Pipeline(build, schedule, group=mesh.get_group("pp"), emulate=times, **LIMIT)
-        runner.step(x, x)
-        memory = runner.step(x, x, memory=True).memory
-        assert memory is not None
+        memory = metered(runner, x, x)
         found.append({"peak": memory.peak, "predicted": memory.predicted_peak, "weight": weight})
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +25,10 @@ from zbsolve.build import (
 )
 from zbsolve.build.attention_balance import one_forward_one_backward
 from zbsolve.build.attention_exchange import with_parts, without_exchange
-from zbsolve.exec import Pipeline, PostValidated
+from zbsolve.exec import Pipeline
 from zbsolve.exec.ahead import Cut
 from zbsolve.exec.attention import FIRST_TAG, AttentionPeers
-from zbsolve.exec.check import difference, reference, values, weight
+from zbsolve.exec.check import reference, values
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.slices.stage import Slices
 from zbsolve.models.losses import CrossEntropy
@@ -37,7 +37,8 @@ from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 from zbsolve.util.errors import RunFailed
 
-from .exec_tools import a_problem, batch_of, bytes_in, random_schedule, refusal, split_layers
+from .exec_tools import a_problem, batch_of, bytes_in, metered, random_schedule, refusal, split_layers
+from .trainings import Training, all_trained, trained
 from .trials import Trial, first_ranks, mesh_of, tried
 
 WIDTH, LENGTH, WORDS, BATCH, ANY_ORDERS = 8, 12, 11, 2, 2
@@ -94,6 +95,7 @@ CASES = [
     Case("float32, fused", (0, 1), kind=torch.float32, fused=True),
 ]
 
+LATE = 8.0  # the largest norm of gradients, some ten times a usual one
 VALIDATED = ("even", "loop", "recompute", "exchange")
 EVALUATED = ("uneven, fused", "vee", "exchange", "vocabulary, embedding")
 
@@ -232,14 +234,11 @@ def broken_helper(case: Case) -> str:
 
 
 def evaluated(case: Case) -> list[float]:
-    """The largest differences of evaluations in one round, in two, and of outputs, and of a step behind them."""
-    pipe, (x, y), whole = pipeline_of(case), batch(case), layers_of(case)
-    losses = [abs(pipe.evaluate(*asked) / right(whole, *asked) - 1) for asked in ((x, y), ([*x, *x, x[0]], [*y, *y, y[0]]))]
-    if not case.barriers:
-        with torch.no_grad():
-            wanted = [nn.Sequential(*whole)(one) for one in x]
-        losses += [difference(a, b) for a, b in zip(pipe.forward(x, everywhere=True), wanted, strict=True)]
-    return [*losses, abs(pipe.step(x, y).loss / right(whole, x, y) - 1)]
+    """The largest differences of evaluations in one round and in two, with outputs, and of steps behind them."""
+    trial, (x, y) = trial_of(case, schedules_of(case, 0)[case.name]), batch(case)
+    pipe, rounds = pipeline_of(case), [(x, y), ([*x, *x, x[0]], [*y, *y, y[0]])]
+    apart, behind = trial.evaluated(pipe, rounds, outputs=not case.barriers), trial.ran(pipe)
+    return [apart, behind["loss"], behind["gradient"]]
 
 
 class Mixed(nn.Module):
@@ -296,9 +295,7 @@ def memories() -> list[dict[str, int]]:
         problem = profile.problem(4, 2, placement, slices=slices, **how)
         schedule = preset(name, problem) if name else random_schedule(problem, 2)
         runner = Pipeline(model.build, schedule, loss=model.loss)
-        runner.step(*batch_of(model, 2))  # afterwards gradients are there
-        memory = runner.step(*batch_of(model, 2), memory=True).memory
-        assert memory is not None
+        memory = metered(runner, *batch_of(model, 2))
         found.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
     return found
 
@@ -348,67 +345,49 @@ def autocast(case: Case) -> list[float]:
     return [float(nn.utils.get_total_norm(one) / size) for one in apart]
 
 
-def trained(case: Case, others: tuple[int, ...]) -> float:
-    """Three steps with AdamW and clipped gradients: the largest difference of parameters from the same training of the
-    unsliced model. Behind the first step another pipeline goes on, whose sequences are cut into `others`."""
-    (x, y), whole = batch(case), layers_of(case)
-    optimizer = torch.optim.AdamW([p for layer in whole for p in layer.parameters()], lr=0.01)
-    for _ in range(3):
-        optimizer.zero_grad()
-        right(whole, x, y)
-        nn.utils.clip_grad_norm_([p for layer in whole for p in layer.parameters()], 0.01)
-        optimizer.step()
-    pipe = pipeline_of(case)
-    ours = torch.optim.AdamW(pipe.parameters(), lr=0.01)
-    for step in range(3):
-        ours.zero_grad()
-        pipe.step(x, y)
-        pipe.clip_grad_norm_(0.01)
-        ours.step()
-        if step == 0:
-            state, moments = pipe.state_dict(), ours.state_dict()
-            pipe = pipeline_of(replace(case, count=len(others), lengths=others), 1)
-            pipe.load_state_dict(state)
-            ours = torch.optim.AdamW(pipe.parameters(), lr=0.01)
-            ours.load_state_dict(moments)
-    expected = values(dict(enumerate(whole)), weight)
-    return max(difference(one.tensor, expected[k].tensor) for k, one in values(pipe.layers, weight).items())
+def thousandfold(layers: Mapping[int, nn.Module], update: int, rank: int | None) -> None:
+    """The first layer's gradients of the second step, which come last."""
+    if update == 1 and 0 in layers:
+        for p in layers[0].parameters():
+            p.grad.mul_(1000)  # type: ignore[union-attr]
 
 
-def validated(case: Case) -> dict[str, Any]:
-    """Four steps with `PostValidated`, whose forwards of the third run twice, because the first layer's gradients, which
-    come last, were 1000 times as large before. The largest difference of parameters from the unsliced model's, and of the
-    steps' losses; whether this rank's step was made anew; passes that run ahead."""
-    (x, y), whole = batch(case), layers_of(case)
-    how = {"lr": 0.1, "momentum": 0.9}
-    optimizer, losses, limit = torch.optim.SGD([p for layer in whole for p in layer.parameters()], **how), [], 0.0
-    for step in range(4):
-        optimizer.zero_grad()
-        losses.append(right(whole, x, y))
-        for p in whole[0].parameters() if step == 1 else ():
-            p.grad.mul_(1000)
-        norm = nn.utils.clip_grad_norm_([p for layer in whole for p in layer.parameters()], limit or float("inf"))
-        limit = limit or 10 * float(norm)
-        optimizer.step()
-    pipe, amended = pipeline_of(case), 0
-    ours = PostValidated(pipe, torch.optim.SGD(pipe.parameters(), **how), max_norm=limit)
-    cut = Cut.of(pipe.programs, pipe.rank).length
-    for step in range(4):
-        losses[step] = abs(pipe.step(x, y).loss / losses[step] - 1)
-        for p in pipe.layers[0].parameters() if step == 1 and 0 in pipe.layers else ():
-            p.grad.mul_(1000)
-        amended += ours.last is not None and ours.last.amended
-        ours.step()
-        ours.zero_grad()
-    ours.finish()
-    expected = values(dict(enumerate(whole)), weight)
-    apart = max(difference(one.tensor, expected[k].tensor) for k, one in values(pipe.layers, weight).items())
-    return {"apart": max(apart, *losses), "amended": amended, "ahead": cut}
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def all_of(rank: int, _: None) -> dict[str, Any]:
+OTHERS = replace(EVEN, count=4, lengths=(5, 3, 2, 2))
+# Behind the first step another pipeline goes on, whose sequences are cut otherwise. With `PostValidated` the third step's
+# forwards run twice, because the step before was too large.
+TRAININGS = {
+    "clipped": Training(trial=TRIALS["even"], optimizer=adamw, clip=0.01, saved=1),
+    "others": Training(trial=trial_of(OTHERS, schedules_of(OTHERS, 1)["even"]), optimizer=adamw, clip=0.01, after="clipped"),
+    **{
+        f"late, {name}": Training(
+            trial=trial,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+            updates=4,
+            late=LATE,
+            spoil=thousandfold,
+        )
+        for name, trial in ((one.name, trial_of(one, schedules_of(one, 0)[one.name])) for one in CASES)
+        if name in VALIDATED
+    },
+}
+
+
+def trainings(rank: int, folder: str) -> dict[str, Any]:
+    """Of each training, and how many passes run ahead of a step's validation."""
+
+    def run(training: Training, pipe: Pipeline, *more: Any) -> dict[str, Any]:
+        return trained(training, pipe, *more) | {"ahead": Cut.of(pipe.programs, pipe.rank).length}
+
+    return all_trained(rank, f"{__name__}:TRAININGS", folder, run)
+
+
+def all_of(rank: int, folder: str) -> dict[str, Any]:
     """What is asked for in one launch: by name, of cases in which this rank has a part."""
-    return most_of(rank) | {
+    return most_of(rank, folder) | {
         "memories": memories(),
         "tensor parallel": tensor_parallel(),
         "autocast": autocast(Case("autocast", ignored=True, kind=torch.float32)),
@@ -416,7 +395,7 @@ def all_of(rank: int, _: None) -> dict[str, Any]:
     }
 
 
-def most_of(rank: int) -> dict[str, Any]:
+def most_of(rank: int, folder: str) -> dict[str, Any]:
     """What has models alike."""
     first = {one.name: evaluated(one) for one in CASES if one.name in EVALUATED and one.barriers}
     cases, again = tried(rank, f"{__name__}:TRIALS", ran), dist.new_group([0, 1])
@@ -425,8 +404,7 @@ def most_of(rank: int) -> dict[str, Any]:
     return {
         "cases": cases,
         "evaluated": first | {one.name: evaluated(one) for one in here},
-        "trained": trained(EVEN, (5, 3, 2, 2)),
-        "validated": {name: validated(named[name]) for name in VALIDATED if name in named},
+        "trained": trainings(rank, folder),
         "broken": [broken_helper(named[name]) for name in ("exchange, loop",) if name in named],
         "compared": [compared(named[name], first_ranks(3), True) for name in ("recompute",) if name in named]
         + [compared(named[name], again, False) for name in ("one token",) if name in named],

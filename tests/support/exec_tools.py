@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,12 +18,13 @@ from torch import nn
 from zbsolve import BadInput, Problem, Schedule, pipeline
 from zbsolve.exec import Pipeline, emulate, interpreter
 from zbsolve.exec.base.part import P
-from zbsolve.exec.check import Value, difference, named, reference, values
+from zbsolve.exec.check import difference, gradient, named, reference, values
 from zbsolve.exec.handlers import Data
+from zbsolve.exec.memory import Memory
 from zbsolve.exec.one_device import OneDevice
 from zbsolve.exec.slices.store import SliceStore
 from zbsolve.exec.transport import mailbox
-from zbsolve.models.model import Model, Place
+from zbsolve.models.model import Model
 from zbsolve.tables import Edges
 
 torch.set_num_threads(1)  # as ranks have; on a busy machine threads of tiny operations wait for each other
@@ -131,6 +133,13 @@ def batch_of(model: Model, microbatches: int, step: int = 0) -> tuple[list[Any],
     return list(inputs), list(targets)
 
 
+def metered(runner: Pipeline, *batch: Any) -> Memory:
+    """What a second step holds, in which gradients are there from the first one."""
+    memory = [runner.step(*batch, memory=True).memory for _ in range(2)][-1]
+    assert memory is not None
+    return memory
+
+
 def refusal(call: Callable[[], Any], kind: type[Exception] = BadInput) -> str:
     """The line of the error that a call raises; "" where it does not."""
     try:
@@ -140,19 +149,19 @@ def refusal(call: Callable[[], Any], kind: type[Exception] = BadInput) -> str:
     return ""
 
 
-def everything(runner: Pipeline) -> dict[Place, Value]:
-    """The gradients of this rank's layers, and of the whole of a sharded vocabulary. All ranks of a mesh call this."""
-    shards = runner.whole.values(lambda p: p.grad)
-    return values(runner.layers) | shards
-
-
-def worst(runner: Pipeline, whole: Iterable[nn.Module]) -> float:
-    """The largest relative difference of these gradients from those of the unsplit model's layers. What has none there has
-    none here."""
-    expected, found = values(dict(enumerate(whole))), everything(runner)
+def worst(runner: Pipeline, whole: Iterable[nn.Module], what: Callable[[Any], Any] = gradient) -> float:
+    """The largest relative difference of gradients, of this rank's layers and of the whole of a sharded vocabulary, from
+    those of the unsplit model's layers. What has none there has none here. All ranks of a mesh call this. what: in place of
+    a parameter's gradient."""
+    expected, found = values(dict(enumerate(whole)), what), values(runner.layers, what) | runner.whole.values(what)
     wrong = [place for place, one in found.items() if (one.tensor is None) != (expected[place].tensor is None)]
     assert not wrong, f"with or without a gradient: {wrong}"
-    return max((difference(one.tensor, expected[place].tensor) for place, one in found.items()), default=0.0)
+    return largest(difference(one.tensor, expected[place].tensor) for place, one in found.items())
+
+
+def largest(differences: Iterable[float]) -> float:
+    """The largest one, at least 0; inf where one is not a number, which `max` may pass over."""
+    return max((math.inf if math.isnan(one) else one for one in differences), default=0.0)
 
 
 def in_turns(one: OneDevice, pick: Callable[[Sequence[int]], int]) -> None:

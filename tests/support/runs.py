@@ -48,7 +48,16 @@ def run_of(schedule: Schedule, longer: np.ndarray, launch: np.ndarray, offset: f
 
 def trace_of(schedule: Schedule, *steps: tuple[Timeline, np.ndarray]) -> Trace:
     timelines, ready = zip(*steps, strict=True)
-    return Trace(schedule.problem, dict(schedule.order), timelines, ready, (1.0,) * len(steps), ((1,),) * len(steps), {})
+    return Trace(
+        schedule.problem,
+        dict(schedule.order),
+        timelines,
+        ready,
+        (1.0,) * len(steps),
+        ((1,),) * len(steps),
+        {},
+        syncs=schedule.syncs,
+    )
 
 
 def random_run(schedule: Schedule, seed: int, whole: bool = True) -> tuple[Timeline, np.ndarray]:

@@ -7,7 +7,7 @@ are has the first of them.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from zbsolve import Problem
 from zbsolve.exec import Pipeline
@@ -27,9 +27,10 @@ from zbsolve.exec.handlers import Data
 from zbsolve.exec.sharding.rank import Sharding
 from zbsolve.models.sides import batch_with, row_of
 
-from .exec_tools import random_schedule, worst
+from .exec_tools import largest, random_schedule, worst
 
 TRIED = "tests.support.trials:tried"
+DIFFERENCES = ("gradient", "weight", "loss")
 Batches = tuple[Sequence[Any], Sequence[Any]]
 
 
@@ -43,7 +44,8 @@ class Trial:
 
     problem: a problem, whose passes run in an order drawn with `order`; or a schedule, or a rank's part of one.
     layers(numbers): these layers of the model, alike wherever they are built.
-    batch(place, step): inputs and targets, a microbatch each, of the pipeline at this place of those beside each other.
+    batch(place, step): inputs and targets of the pipeline at this place of those beside each other, a microbatch each; or
+    tensors, which the pipeline splits and the unsplit model does not.
     options: of `Pipeline`; a function where they need process groups, which all ranks call together.
     wrap: changes the layers that the pipeline gets. whole: the unsplit model, where it is not just all layers. listed: the
     pipeline gets that model too, so tied layers are found.
@@ -92,14 +94,24 @@ class Trial:
 
     def data(self, batch: Batches, seed: int = 0, factor: float = 1.0) -> Data:
         """What the unsplit model gets of a batch. factor: of the losses."""
-        inputs, targets = batch
+        inputs, targets = ([part] if isinstance(part, Tensor) else part for part in batch)
         rows = [len(first_tensor(y)) if self.uneven else 1 for y in targets]
         shares = {m: factor * n * len(rows) / sum(rows) for m, n in enumerate(rows)}
         return Data(dict(enumerate(inputs)), dict(enumerate(targets)), seed, shares)
 
-    def add_gradients(self, whole: Sequence[nn.Module], step: int, pipe: Pipeline) -> float:
-        """Those of a step with the batches of all pipelines go into the unsplit model; the loss of the batch of `pipe`."""
-        places, losses, scale = places_of(pipe), [], self.scaler().get_scale() if self.scaler else 1.0
+    def step(self, pipe: Pipeline, step: int, scaler: Any = None) -> Any:
+        """A step with the batch of this pipeline."""
+        self.before(pipe.layers, pipe.place, step)
+        given: list[Any] = [part if isinstance(part, Tensor) else list(part) for part in self.batch(pipe.place, step)]
+        if self.uneven:
+            given = [part if there else None for part, there in zip(given, (pipe.inputs, pipe.targets), strict=True)]
+        with self.around():
+            return pipe.step(*given, uneven=self.uneven and not pipe.cutting.sizes, scaler=scaler)
+
+    def add_gradients(self, whole: Sequence[nn.Module], step: int, pipe: Pipeline, scale: float = 1.0) -> float:
+        """Those of a step with the batches of all pipelines go into the unsplit model; the loss of the batch of `pipe`.
+        scale: of the gradients."""
+        places, losses = places_of(pipe), []
         for place in range(places):
             self.before(dict(enumerate(whole)), place, step)
             seed = step_seed(pipe.seed, step) + place * len(pipe.microbatches) * pipe.cutting.count
@@ -110,37 +122,32 @@ class Trial:
 
     def ran(self, pipe: Pipeline) -> dict[str, Any]:
         """The largest relative differences of gradients and of losses on this rank; what is left behind the steps."""
-        whole, gradients, losses = self.unsplit(sum(pipe.counts)), [0.0], [0.0]
+        whole, gradients, losses = self.unsplit(sum(pipe.counts)), list[float](), list[float]()
         for step in range(self.steps):
-            self.before(pipe.layers, pipe.place, step)
-            given = [list(part) for part in self.batch(pipe.place, step)]
-            if self.uneven:
-                given = [part if there else None for part, there in zip(given, (pipe.inputs, pipe.targets), strict=True)]
-            uneven = self.uneven and not pipe.cutting.sizes
-            with self.around():
-                loss = pipe.step(*given, uneven=uneven, scaler=self.scaler and self.scaler()).loss
-            right = self.add_gradients(whole, step, pipe)
+            scaler = self.scaler and self.scaler()
+            loss = self.step(pipe, step, scaler).loss
+            right = self.add_gradients(whole, step, pipe, scaler.get_scale() if scaler else 1.0)
             losses.append(abs(loss - right) / abs(right))
             if self.each or step == self.steps - 1:
                 pipe.wait_gradients()
                 gradients.append(worst(pipe, whole))
             for one in (pipe.module, nn.ModuleList(whole)) if self.each else ():
                 one.zero_grad()
-        return {"gradient": max(gradients), "loss": max(losses), "left": left_in(pipe)}
+        return {"gradient": largest(gradients), "loss": largest(losses), "left": left_in(pipe)}
 
-    def clipped(self, pipe: Pipeline, most: float) -> dict[str, float]:
-        """After a step, without a wait for gradients: their norm, the unsplit model's norm, and how far the clipped
-        gradients are from the unsplit model's."""
-        self.before(pipe.layers, pipe.place, 0)
-        pipe.step(*(list(part) for part in self.batch(pipe.place, 0)))
-        norm, whole = float(pipe.clip_grad_norm_(most)), self.unsplit(sum(pipe.counts))
+    def clipped(self, pipe: Pipeline, most: float, kind: float = 2.0) -> dict[str, float]:
+        """After a step, without a wait for gradients: their norm of this kind, the unsplit model's norm, and how far the
+        clipped gradients are from the unsplit model's."""
+        pipe.module.zero_grad()
+        self.step(pipe, 0)
+        norm, whole = float(pipe.clip_grad_norm_(most, kind)), self.unsplit(sum(pipe.counts))
         self.add_gradients(whole, 0, pipe)
-        right = nn.utils.clip_grad_norm_(nn.ModuleList(whole).parameters(), most)
+        right = nn.utils.clip_grad_norm_(nn.ModuleList(whole).parameters(), most, kind)
         return {"norm": norm, "right": float(right), "worst": worst(pipe, whole)}
 
     def evaluated(self, pipe: Pipeline, batches: Iterable[Batches], outputs: bool = True) -> float:
         """The largest relative difference of evaluations and their outputs from those of the unsplit model."""
-        whole, apart = [layer.eval() for layer in self.unsplit(sum(pipe.counts))], [0.0]
+        whole, apart = [layer.eval() for layer in self.unsplit(sum(pipe.counts))], list[float]()
         for inputs, targets in batches:
             right = reference(whole, self.data((inputs, targets)), self.loss, backward=False)
             apart.append(abs(pipe.evaluate(list(inputs), list(targets) if pipe.targets else None) - right) / abs(right))
@@ -150,7 +157,7 @@ class Trial:
                 found = pipe.forward(list(inputs), everywhere=True)
                 pairs = zip(tensors_of(list(found)), tensors_of(wanted), strict=True)
                 apart += [difference(a, b) for a, b in pairs]
-        return max(apart)
+        return largest(apart)
 
 
 def places_of(pipe: Pipeline) -> int:
@@ -179,18 +186,23 @@ def first_ranks(count: int) -> Any:
     return dist.new_group(list(range(count)))
 
 
-def tried(rank: int, where: str, run: Callable[[Trial, Pipeline], Any] = Trial.ran) -> dict[str, Any]:
-    """Of each trial in which this rank has a part. where: "module:name" of a mapping from names to trials. run: in place of
-    a trial's steps."""
+def rows_here(rank: int, where: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Those of a mapping "module:name" from names to trials (or what has one) in which this rank has a part, each with more
+    options of its pipeline."""
     module, _, name = where.partition(":")
-    found = {}
-    for title, trial in getattr(importlib.import_module(module), name).items():
-        ranks, more, problem = dist.get_world_size(), {}, getattr(trial.problem, "problem", trial.problem)
+    for title, row in getattr(importlib.import_module(module), name).items():
+        trial, ranks, more = getattr(row, "trial", row), dist.get_world_size(), {}
+        problem = getattr(trial.problem, "problem", trial.problem)
         if not callable(trial.options) and isinstance(problem, Problem) and problem.ranks < ranks:
             ranks, more = problem.ranks, {"group": first_ranks(problem.ranks)}
         if rank < ranks:
-            found[title] = run(trial, trial.pipeline(**more))
-    return found
+            yield title, row, more
+
+
+def tried(rank: int, where: str, run: Callable[[Trial, Pipeline], Any] = Trial.ran) -> dict[str, Any]:
+    """Of each trial in which this rank has a part. where: "module:name" of a mapping from names to trials. run: in place of
+    a trial's steps."""
+    return {title: run(trial, trial.pipeline(**more)) for title, trial, more in rows_here(rank, where)}
 
 
 def too_far(ranks: Sequence[Mapping[str, Mapping[str, Any]]], limit: float, **limits: float) -> dict[str, Any]:
@@ -200,5 +212,5 @@ def too_far(ranks: Sequence[Mapping[str, Mapping[str, Any]]], limit: float, **li
         f"rank {rank}, {name}": row
         for rank, rows in enumerate(ranks)
         for name, row in rows.items()
-        if not max(row["gradient"], row["loss"]) <= limits.get(name, limit) or row["left"]
+        if not all(row.get(what, 0.0) <= limits.get(name, limit) for what in DIFFERENCES) or row["left"]
     }

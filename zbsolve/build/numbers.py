@@ -87,4 +87,5 @@ def check_apart(problem: Problem, feature: str) -> None:
     stages (see `joined`), to which no other feature can be added."""
     for name in (*LATER.get(feature, ()), OVERLAP):
         if problem.has(name):
-            raise BadInput(f"{feature}: the problem has {name} already: put {feature} in before")
+            how = "they exclude each other" if feature in LATER.get(name, ()) else f"put {feature} in before"
+            raise BadInput(f"{feature}: the problem has {name} already: {how}")

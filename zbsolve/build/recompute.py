@@ -17,6 +17,7 @@ from ..tables import Edges, Ints
 from ..util.errors import BadInput
 from ..util.text import numbers_in, rows_of_numbers
 from .numbers import Table, check_before, whole_table
+from .untrained import untrained_stages
 
 # Stages that recompute: their numbers, or as in `recomputed_stages`, also with the number of layers for each.
 Recompute = Sequence[int] | Mapping[int, float] | str
@@ -87,13 +88,15 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
         part of its layers recompute, they include the bytes that the others keep.
 
     After F only the input is held; from X's start what B and W free, in total as much as without recompute. If the input is
-    larger, the rest is freed when X ends. X may run as soon as F has ended, and must run before B.
+    larger, the rest is freed when X ends. X may run as soon as F has ended, and must run before B. Stages in front without a
+    backward have no X.
 
     Raises BadInput, also for a stage with an all-to-all AF.
     """
     passes, edges = problem.passes, problem.edges
     check_before(problem, RECOMPUTE)
-    counts = recomputed_stages(stages, problem.stages)
+    front, counts = untrained_stages(problem), recomputed_stages(stages, problem.stages)
+    counts = {stage: count for stage, count in counts.items() if stage >= front}
     again = recomputed_layers(counts, problem.layers) if problem.layers else ()
     part = [stage for stage, count in counts.items() if count < (problem.layers[stage] if problem.layers else inf)]
     if part and (X is None or not again):

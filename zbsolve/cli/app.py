@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..util.errors import BadInput, ZbsolveError, interruption
@@ -97,7 +99,7 @@ def entry_point() -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fine, 1 a check failed or no schedule exists, 2 bad use or bad input,
     128 + n ended by signal n."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    words, began = sys.argv[1:] if arguments is None else list(arguments), time.monotonic()
     debug, words = DEBUG in words, [word for word in words if word != DEBUG]
     wanted = next((word for word in words if not word.startswith("-")), "")
     if wanted not in MODELS:
@@ -107,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"zbsolve {wanted}: {instead}", file=sys.stderr)
         return 2
     options = _parsed(root, words)
+    options.began = began
     command: Command = options.command
     try:
         with ends_on_sigterm():
@@ -126,7 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exception(error)
             print(end=f"\nthe traceback of that rank:\n{error.details}\n" if error.details else "", file=sys.stderr)
         for failure in (error, *error.others):
-            print(f"zbsolve {options.name}: {failure}{_kept_elsewhere(failure)}", file=sys.stderr)
+            said = re.sub(rf"^{options.name}(: | (?=--))", "", str(failure))  # its Python function may name itself
+            print(f"zbsolve {options.name}: {said}{_kept_elsewhere(failure)}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, SystemError) as error:
         pressed = interruption(error)
@@ -172,7 +176,12 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports an error in one line, without the usage of all options."""
+    """Reports an error in one line, without the usage of all options. `-3ms` is a value, so that its option says what is
+    wrong with it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")

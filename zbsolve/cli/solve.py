@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -83,6 +84,7 @@ def command(options: argparse.Namespace) -> int:
     from ..show.solved_text import WorkBeside, solved_as_text
     from ..systems.table import is_named
 
+    options.loading = time.monotonic() - options.began
     methods = options.method.split(",")
     if ":" in options.prefer and (options.frontier is not None or len(methods) > 1):
         raise BadInput(f"--prefer {options.prefer}: is for one schedule by one method; compare --noise takes several")

@@ -49,9 +49,11 @@ def add_search_limits(parser: argparse.ArgumentParser, seconds: float, meaning: 
 
 
 def search_limits(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds or effort, and the seed, as searches take them. Raises BadInput."""
+    """Seconds or effort, and the seed, as searches take them. Seconds that loading the command took (`loading`) are part of
+    --seconds, up to half of them. Raises BadInput."""
     if options.effort is None:
-        return {"seconds": options.seconds, "seed": options.seed}
+        loading = min(getattr(options, "loading", 0.0), max(0.0, options.seconds) / 2)
+        return {"seconds": options.seconds - loading, "seed": options.seed}
     if not 0 < options.effort < float("inf"):
         raise BadInput(f"effort: {options.effort:g} is not a positive number")
     return {"effort": options.effort, "seed": options.seed}

@@ -9,6 +9,7 @@ from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
     from ..models.huggingface import transformers_attention as transformers_attention
+    from ..models.huggingface_whole import layers_of as layers_of
     from ..models.losses import CrossEntropy as CrossEntropy
     from ..models.losses import auxiliary_loss as auxiliary_loss
     from ..models.losses import auxiliary_losses as auxiliary_losses

@@ -45,7 +45,9 @@ def listed(layers: Layers) -> dict[str, nn.Module] | None:
             name: layer for name, layer in children_of(layers).items() if layer is not None
         }  # also one that occurs twice
     if isinstance(layers, nn.Module):
-        raise BadInput(f"layers: a {type(layers).__name__} has no order: give an nn.Sequential, a list, or a builder")
+        raise BadInput(
+            f"layers: a {type(layers).__name__} has no order: give an nn.Sequential, a list, a builder, or layers_of it"
+        )
     if isinstance(layers, Sequence):
         return {str(i): layer for i, layer in enumerate(layers)}
     return None

@@ -7,12 +7,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..long_steps.check import RankPart
 from ..models.model import Place
@@ -157,6 +159,9 @@ class Pipeline:
             self._runner.capture()
         places = [part.place for part in self.parts if part.place is not None]
         self.alone, self._clip_watch = self.wires.size == 1 and not places, gradients.ParameterWatch(self.wires.rank)
+        if not self.alone:
+            refuse = partial(gradients.refuse_lbfgs, weakref.ref(self.module))
+            weakref.finalize(self, register_optimizer_step_pre_hook(refuse).remove)
         self.place: int = self.mesh.place if self.mesh is not None else [*places, 0][0]
 
     def _own_part(self, given: Given) -> Own:
@@ -196,6 +201,9 @@ class Pipeline:
         wait = weakref.WeakMethod(self.wait_gradients)
         for concerns in asked(state.parts, "concerns"):
             weakref.finalize(self, optimizers_wait(concerns, wait).remove)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        raise BadInput("a Pipeline cannot be copied: copy its `module` (as AveragedModel(pipeline.module) does)")
 
     @property
     def captured(self) -> list[str]:

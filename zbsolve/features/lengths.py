@@ -30,6 +30,7 @@ from .slices import time_of
 
 MICROBATCH, SEQUENCES = "microbatch", "sequences"  # the fact with the number of sequences in a profile's microbatch
 ROUNDING = 1e-9
+NUMBER = re.compile(r"[-+]?\.?\d")  # a word that begins so is no name of a column
 MESSAGES_ALIKE = "messages_alike"  # the fact that messages of all microbatches take the same time
 
 
@@ -91,16 +92,33 @@ def _read(text: str) -> Lengths | Sample:
         rows, batch = [words.split(",")], total if colon else None
     else:
         where = text
-        rows = [re.split(r"[,;\s]+", line.strip(" ,;\t\r")) for line in read_text(text).splitlines() if line.strip()]
-        if rows and all(word[:1].isdecimal() for word in rows[0]) and len(rows[0]) > 1:
+        rows = [
+            re.split(r"[,;\s]+", line.strip(" ,;\t\r")) for line in read_text(text).splitlines() if line.strip(" ,;\t\r")
+        ]
+        names = rows.pop(0) if rows and not any(NUMBER.match(word) for word in rows[0]) else []
+        if rows and not names and len(rows[0]) > 1 and all(map(NUMBER.match, rows[0])):
             batches = [_numbers(row, f"{where}: line {i}") for i, row in enumerate(rows, 1)]
             return Sample(tuple(float(_tokens(length)) for length in row) for row in batches)
-        rows = [[row[0] for row in rows[bool(rows) and not rows[0][0][:1].isdecimal() :]]]
+        rows = [_column(rows, names, where)]
     lengths = _numbers(rows[0], where)
     if not lengths:
-        raise BadInput(f"{where}: no lengths")
+        raise BadInput(f"{where}: no lengths: a file has one a line")
     checked_sum("lengths", [_tokens(length) for length in lengths], batch)
     return lengths
+
+
+def _column(rows: Sequence[Sequence[str]], names: Sequence[str], where: str) -> list[str]:
+    """The column of a table that has the lengths: the only one, or the only one whose name says so."""
+    said = [place for place, name in enumerate(names) if re.search("len|token", name, re.IGNORECASE)]
+    if len(names) > 1 and len(said) != 1:
+        many = "several" if said else "none"
+        raise BadInput(f"{where}: columns {', '.join(names)[:80]}: {many} named length or tokens, and one is needed")
+    column, place = list[str](), said[0] if said else 0
+    for number, row in enumerate(rows, 1):
+        if place >= len(row):
+            raise BadInput(f"{where}: row {number} has no {names[place]}")
+        column.append(row[place])
+    return column
 
 
 def _numbers(words: Sequence[str], where: str) -> Lengths:

@@ -12,16 +12,20 @@ the passes that free memory have ended when it starts. It learns that from the p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Bools
+from ..tables import WHOLE, Bools
 from ..timeline import Timeline
+from ..util.errors import Deadlock
 from ..util.kernels import inner_kernel, kernel
 from .arrays.accounts import compressed_rows
+
+MOST_WAITING, MOST_TRIED = 1_000, 200_000  # passes that may wait for others; passes of all timelines that are tried for it
 
 # --- Compiled ---
 
@@ -190,6 +194,30 @@ def with_syncs(schedule: Schedule) -> Schedule:
     if not pools_with_syncs(schedule.problem):
         return schedule
     return synced(schedule.problem, schedule.sequences, moments_in(schedule.timeline()), schedule.syncs)
+
+
+def with_waits(schedule: Schedule) -> Schedule:
+    """The schedule, or a shorter one in which passes that slow each other wait for each other in place of meeting: one sync
+    after the other is added where that makes the step shorter. The schedule has all other syncs that it needs."""
+    problem, best = schedule.problem, schedule
+    p, names, tries = problem.passes, problem.names, MOST_TRIED // len(problem.passes)
+    if not problem.slowdowns or len(p) > MOST_WAITING:
+        return schedule
+    paces = problem.paces[p.kind[:, None], p.kind]
+    slows = (np.minimum(paces, paces.T) < WHOLE) & (p.rank[:, None] == p.rank) & (p.streams[:, None] != p.streams)
+    while tries > 0:
+        before = best.timeline()
+        meet = slows & (before.start[:, None] < before.end) & (before.start < before.end[:, None])
+        for i, j in np.argwhere(meet)[:tries].tolist():
+            tries -= 1
+            waiting = Schedule(problem, best.order, (*best.syncs, (names[i], names[j])))
+            with suppress(Deadlock):
+                if waiting.timeline().value < before.value:
+                    best = waiting
+                    break
+        else:
+            return best
+    return best
 
 
 def synced(problem: Problem, sequences: Mapping[str, Ints], row: Moments, syncs: Names = ()) -> Schedule:

@@ -7,8 +7,10 @@ out the rest only relaxes the problem."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -17,7 +19,8 @@ from ..greedy.arrays.problem_arrays import arrays_of
 from ..greedy.lists.list_scheduler import schedule_by_start
 from ..problem import UNLIMITED, Ints, Problem
 from ..schedule import Schedule
-from ..tables import Edges
+from ..tables import WHOLE, Bools, Edges
+from ..timeline import Precedence
 from ..util.clock import Clock
 from ..util.machine import half_of_cores
 from .bounds.bound import STREAMS, Bound, rank_names, serial_length
@@ -26,6 +29,7 @@ from .bounds.memory_arcs import INFINITE
 from .bounds.necessary_arcs import heads_and_tails
 
 FOUND = (cp_model.OPTIMAL, cp_model.FEASIBLE)  # statuses with a solution
+MAX_SLOWED_PASSES = 1_000  # with more, the model leaves out slowdowns
 NO_LIMIT = 1e6  # seconds: the time limit if effort is the limit
 
 
@@ -56,11 +60,13 @@ class CpResult:
 
 @dataclass(frozen=True)
 class CpModel:
-    """The model, open for more constraints: `start[i]` and `interval[i]` of pass i, and `value`, the objective."""
+    """The model, open for more constraints: `start[i]`, `end[i]` and `interval[i]` of pass i, and `value`, the objective.
+    An end is a variable of its own where other passes may slow the pass."""
 
     problem: Problem
     model: cp_model.CpModel
     start: list[cp_model.IntVar]
+    end: list[cp_model.LinearExpr]
     interval: list[cp_model.IntervalVar]
     value: cp_model.IntVar
 
@@ -89,19 +95,77 @@ def build_cp(problem: Problem, bound: int, limit: int, times: tuple[Ints, Ints] 
         model.new_int_var(head, max(head, horizon - d - tail), "")
         for head, d, tail in zip(least.tolist(), duration, behind.tolist(), strict=True)
     ]
-    interval = [model.new_fixed_size_interval_var(s, d, "") for s, d in zip(start, duration, strict=True)]
+    pairs, pace = _meeting(problem), np.full(len(duration), WHOLE)
+    np.minimum.at(pace, pairs[:, 0], problem.paces[tuple(problem.passes.kind[pairs.T])])
+    most = (-(-problem.passes.duration * WHOLE // pace)).tolist()
+    length = [model.new_int_var(d, long, "") if long > d else d for d, long in zip(duration, most, strict=True)]
+    end = [
+        s + d if long == d else model.new_int_var(d, horizon, "") for s, d, long in zip(start, duration, most, strict=True)
+    ]
+    interval = [model.new_interval_var(*columns, "") for columns in zip(start, length, end, strict=True)]
     value = model.new_int_var(bound, limit, "value")
-    built = CpModel(problem, model, start, interval, value)
+    built = CpModel(problem, model, start, end, interval, value)
+    _slowed(built, length, pairs, horizon)
     _streams(built)
     _edges(built)
-    _lanes(built)
     _memory(built, horizon)
     if times is None:
         _objective(built, horizon)
     else:
-        for variable, d, tail in zip(start, duration, behind.tolist(), strict=True):
-            model.add(value >= variable + d + tail)
+        for ended, tail in zip(end, behind.tolist(), strict=True):
+            model.add(value >= ended + tail)
     return built
+
+
+def reach(problem: Problem) -> Bools:
+    """reach[i, j]: j comes after i in every schedule, by edges and lanes; shape (passes, passes)."""
+    arcs, count = Precedence.of(problem, problem.lanes), len(problem.passes)
+    known, longer = np.zeros((count, count), np.float32), np.zeros((count, count), np.float32)
+    longer[arcs.before, arcs.after] = 1
+    while (longer != known).any():
+        known, longer = longer, np.minimum(1, longer + longer @ longer)
+    return known > 0
+
+
+def _meeting(problem: Problem) -> Ints:
+    """Pairs (i, j) of passes on one rank, neither of which must wait for the other, where one slows the other; both ways,
+    shape (pairs, 2). None of a problem with very many passes: leaving pairs out only relaxes it."""
+    if not problem.slowdowns or len(problem.passes) > MAX_SLOWED_PASSES:
+        return np.zeros((0, 2), np.int64)
+    p, ordered = problem.passes, reach(problem)
+    slows = problem.paces[p.kind[:, None], p.kind] < WHOLE
+    meet = (slows | slows.T) & ~(ordered | ordered.T) & (p.rank[:, None] == p.rank) & (p.streams[:, None] != p.streams)
+    return np.argwhere(meet)
+
+
+def _slowed(m: CpModel, length: list[Any], pairs: Ints, horizon: int) -> None:
+    """A pass loses work while others slow it: passes of one stream in turn, so their losses add up; of several streams at
+    least the one that takes most. Passes here may wait for others, so as not to meet them (see `_with_waits`)."""
+    p, lost = m.problem.passes, defaultdict[tuple[int, int], list[Any]](list)
+    for i, j in pairs[pairs[:, 0] < pairs[:, 1]].tolist():
+        overlap = m.model.new_int_var(0, horizon, "")  # at least the least of these four
+        ways = m.end[i] - m.start[j], m.end[j] - m.start[i], length[i], length[j]
+        chosen = [m.model.new_bool_var("") for _ in ways]
+        m.model.add_exactly_one(chosen)
+        for literal, way in zip(chosen, ways, strict=True):
+            m.model.add(overlap >= way).only_enforce_if(literal)
+        for a, b in ((i, j), (j, i)):
+            lost[a, int(p.streams[b])].append((WHOLE - int(m.problem.paces[p.kind[a], p.kind[b]])) * overlap)
+    duration = p.duration.tolist()
+    for (i, _), losses in lost.items():
+        m.model.add(WHOLE * length[i] >= WHOLE * duration[i] + sum(losses))
+
+
+def _with_waits(schedule: Schedule, start: Ints, end: Ints) -> Schedule:
+    """The schedule, or a shorter one in which passes that would slow each other wait as they do in the model's solution,
+    by syncs. start, end: those of the solution, µs, shape (passes,)."""
+    problem, best, (i, j) = schedule.problem, schedule, _meeting(schedule.problem).T
+    apart = (start[i] < end[i]) & (end[i] <= start[j])
+    while (met := apart & (schedule.timeline().start[j] < schedule.timeline().end[i])).any():
+        waits = [(problem.names[a], problem.names[b]) for a, b in zip(i[met].tolist(), j[met].tolist(), strict=True)]
+        schedule = Schedule(problem, schedule.order, (*schedule.syncs, *waits))
+        best = min(best, schedule, key=lambda found: found.timeline().value)
+    return best
 
 
 def _streams(m: CpModel) -> None:
@@ -111,24 +175,16 @@ def _streams(m: CpModel) -> None:
 
 
 def _edges(m: CpModel) -> None:
-    """A pass waits for the end of the one before, and for the lag."""
-    edges, duration = m.problem.edges, m.problem.passes.duration.tolist()
-    for i, j, lag in zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True):
-        m.model.add(m.start[j] >= m.start[i] + duration[i] + lag)
-
-
-def _lanes(m: CpModel) -> None:
-    """Passes of one kind, stage and rank run in table order (symmetry)."""
-    duration = m.problem.passes.duration.tolist()
-    for rows in m.problem.lanes:
-        for i, j in zip(rows.tolist(), rows[1:].tolist(), strict=False):
-            m.model.add(m.start[j] >= m.start[i] + duration[i])
+    """A pass waits for the end of the one before, and for the lag. Lanes run in table order (symmetry)."""
+    arcs = Precedence.of(m.problem, m.problem.lanes)
+    for i, j, lag in zip(arcs.before.tolist(), arcs.after.tolist(), arcs.lag.tolist(), strict=True):
+        m.model.add(m.start[j] >= m.end[i] + lag)
 
 
 def _memory(m: CpModel, horizon: int) -> None:
     """Bytes of edges, each from the start of its first to the end of its second pass, fit the room of every pool."""
     problem = m.problem
-    edges, duration = problem.edges, problem.passes.duration.tolist()
+    edges = problem.edges
     for pool, capacity in enumerate(problem.room.tolist()):
         rows = problem.edges_in(pool)
         if edges.bytes[rows].sum() <= capacity or capacity == UNLIMITED:
@@ -136,7 +192,7 @@ def _memory(m: CpModel, horizon: int) -> None:
         held, demand = [], []
         for i, j, size in zip(*(c[rows].tolist() for c in (edges.before, edges.after, edges.bytes)), strict=True):
             length = m.model.new_int_var(0, horizon, "")
-            held.append(m.model.new_interval_var(m.start[i], length, m.start[j] + duration[j], ""))
+            held.append(m.model.new_interval_var(m.start[i], length, m.end[j], ""))
             demand.append(size)
         m.model.add_cumulative(held, demand, capacity)
 
@@ -144,16 +200,15 @@ def _memory(m: CpModel, horizon: int) -> None:
 def _objective(m: CpModel, horizon: int) -> None:
     """Makespan: the last end. Span: the longest window of a rank from its first start to its last end."""
     problem, model = m.problem, m.model
-    duration = problem.passes.duration.tolist()
     if problem.objective == "makespan":
-        for i, start in enumerate(m.start):
-            model.add(m.value >= start + duration[i])
+        for end in m.end:
+            model.add(m.value >= end)
     else:
         for rank in range(problem.ranks):
             first = model.new_int_var(0, horizon, "")
             for i in np.flatnonzero(problem.passes.rank == rank).tolist():
                 model.add(first <= m.start[i])
-                model.add(m.value >= m.start[i] + duration[i] - first)
+                model.add(m.value >= m.end[i] - first)
     model.minimize(m.value)
 
 
@@ -201,7 +256,10 @@ def solve_cp(
     if status not in FOUND:
         return CpResult(None, max(bound, proven), False)
     starts: Ints = np.array([solver.value(s) for s in built.start], np.int64)
-    return CpResult(schedule_by_start(problem, starts), max(bound, proven), False)
+    found = schedule_by_start(problem, starts)
+    if problem.slowdowns:
+        found = _with_waits(found, starts, np.array([solver.value(end) for end in built.end], np.int64))
+    return CpResult(found, max(bound, proven), False)
 
 
 # --- Some ranks ---

@@ -4,7 +4,8 @@ The model has the end of each stage, and the step's time T, which is at least th
 CP-SAT finds the split with the least T, and the cuts that are highest for it are added, again and again, until they do not
 exceed T. Then this split is bounded by itself, by a closed form or an exact solver. If that bound is higher, the split is
 excluded from the model (it is *set apart*). The bound over every split is the least of T and of the bounds of splits that
-were set apart. A certificate keeps the splits whose cuts were added, so that these can be made again.
+were set apart. A certificate keeps the splits whose cuts were added, so that these can be made again. Before CP-SAT has
+proven anything, the bound is a simple one (`Splits.simple`).
 
 Memory: a layer's bytes are held at least for the path from the layer to the last one and back. The sum of bytes · µs of a
 rank's layers must fit its room times the window from its first start to its last backward.
@@ -204,7 +205,8 @@ class SplitSearch:
     ended: bool = False
 
     def __post_init__(self) -> None:
-        self._model = SplitModel(self.splits, self.below)
+        self._model, self.bound = SplitModel(self.splits, self.below), min(self.below, self.splits.simple)
+        self._model.model.add(self._model.time >= self.bound)
 
     @property
     def lanes(self) -> Lanes:
@@ -290,6 +292,8 @@ def alone(splits: Splits, split: Split) -> int:
 
 def proven_again(splits: Splits, every: EverySplit, seconds: float) -> str:
     """Prove the bound again. Returns why it is not proven, or ""."""
+    if splits.simple >= every.bound:
+        return ""
     clock, model = Clock(seconds), SplitModel(splits, every.bound - 1)
     for rank in every.full:
         model.fill(rank)

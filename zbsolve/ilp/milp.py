@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .bounds.bound import serial_length
-from .cp import horizon_of  # before PuLP, which loads highspy where it is installed: then OR-tools cannot load
+from .cp import horizon_of, reach  # before PuLP, which loads highspy where it is installed: then OR-tools cannot load
 
 # isort: split
 import pulp
@@ -24,6 +24,7 @@ from ..greedy.arrays.problem_arrays import arrays_of
 from ..greedy.lists.list_scheduler import schedule_by_start
 from ..problem import UNLIMITED, Problem
 from ..schedule import Schedule
+from ..tables import Bools
 from ..timeline import Precedence
 from ..util.errors import BadInput
 from .highs import solve_with_highs
@@ -76,25 +77,10 @@ def _edges(m: MilpModel) -> None:
         m.model.addConstraint(m.start[j] >= m.start[i] + duration[i] + lag)
 
 
-def _reach(problem: Problem) -> np.ndarray:
-    """reach[i, j]: j comes after i in every schedule, by edges and lanes; shape (passes, passes)."""
-    import networkx as nx
-
-    arcs = Precedence.of(problem, problem.lanes)
-    graph = nx.DiGraph(zip(arcs.before.tolist(), arcs.after.tolist(), strict=True))
-    graph.add_nodes_from(range(len(problem.passes)))
-    reach = np.zeros((len(graph), len(graph)), bool)
-    for i in reversed(list(nx.topological_sort(graph))):
-        for j in graph[i]:
-            reach[i] |= reach[j]
-            reach[i, j] = True
-    return reach
-
-
-def _disjunction(m: MilpModel, reach: np.ndarray, i: int, j: int, horizon: int) -> None:
+def _disjunction(m: MilpModel, ordered: Bools, i: int, j: int, horizon: int) -> None:
     """`first[i, j]` and `first[j, i]`: constants where the graph decides, else one binary and two big-M rows."""
-    if reach[i, j] or reach[j, i]:
-        m.first[i, j], m.first[j, i] = int(reach[i, j]), int(reach[j, i])
+    if ordered[i, j] or ordered[j, i]:
+        m.first[i, j], m.first[j, i] = int(ordered[i, j]), int(ordered[j, i])
         return
     duration = m.problem.passes.duration.tolist()
     before = pulp.LpVariable(f"y{i}_{j}", cat=pulp.LpBinary)
@@ -105,11 +91,11 @@ def _disjunction(m: MilpModel, reach: np.ndarray, i: int, j: int, horizon: int) 
 
 def _streams(m: MilpModel, horizon: int) -> None:
     """A stream runs one pass at a time."""
-    reach = _reach(m.problem)
+    ordered = reach(m.problem)
     for rows in m.problem.members.values():
         for i, j in combinations(rows.tolist(), 2):
             if (i, j) not in m.first:
-                _disjunction(m, reach, i, j, horizon)
+                _disjunction(m, ordered, i, j, horizon)
 
 
 def _memory(m: MilpModel, horizon: int) -> None:

@@ -45,7 +45,7 @@ def recheck(problem: Problem, bound: Bound, seconds: float, *, search: bool = Tr
     nameless = bound.kind in OF_RANKS and not bound.ranks
     if bound.value > problem.work and (nameless or (not search and bound.kind in SEARCHED)):
         return Bound(0, NOT_PROVEN, bound.kind, bound.ranks)
-    unit = value_unit(problem)
+    unit = value_unit(problem, bound.kind)
     proven = _recheck(problem, replace(bound, value=least_before_rounding(bound.value, unit)), seconds)
     return with_assumption(proven if proven.value >= bound.value else rounded_up(proven, unit), problem)
 

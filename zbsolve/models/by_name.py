@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..util.errors import BadInput, own_line, raised
+from ..util.errors import BadInput, own_line, prefixed, raised
 from ..util.text import did_you_mean
 from .huggingface import causal_model
+from .huggingface_whole import layers_of
 from .model import Model, parse_setting, ties
 from .own_batches import batches_of
 from .presets import PRESETS, STAND_IN, mlp
@@ -88,7 +89,8 @@ def _own(spec: str, seed: int) -> Model:
             raise BadInput(f"model '{spec}': {name}() raised {raised(error)}") from error
     if not isinstance(answer, tuple) or len(answer) not in (2, 3):
         raise BadInput(f"model '{spec}': {name}() must return (layers, sample) or (layers, sample, loss)")
-    layers = _named(answer[0], f"model '{spec}': {name}()")
+    with prefixed(f"model '{spec}': {name}()"):
+        layers = _named(answer[0], answer[1])
     where = f"model '{spec}': the sample of {name}()"
     batches = batches_of(answer[1], seed, len(answer) == 3, where)
     return Model(
@@ -102,13 +104,13 @@ def _own(spec: str, seed: int) -> Model:
     )
 
 
-def _named(layers: Any, where: str) -> list[tuple[str, nn.Module]]:
-    """(name, layer) of the layers in a list, nn.ModuleList or nn.Sequential. Names are the container's; layers without one
-    are named by number and class. Raises BadInput."""
+def _named(layers: Any, sample: Any) -> list[tuple[str, nn.Module]]:
+    """(name, layer) of the layers in a list, nn.ModuleList or nn.Sequential, or in a model that `layers_of` can split. Names
+    are the container's; layers without one are named by number and class. Raises BadInput."""
+    if isinstance(layers, nn.Module) and not isinstance(layers, nn.Sequential | nn.ModuleList):
+        layers = layers_of(layers, sample[0] if isinstance(sample, tuple) else None)
     if isinstance(layers, nn.Sequential) and type(layers).forward is not nn.Sequential.forward:
-        raise BadInput(
-            f"{where} returns a {type(layers).__name__}, whose forward is its own: return the layers in their order"
-        )
+        raise BadInput(f"returns a {type(layers).__name__}, whose forward is its own: return the layers in their order")
     if isinstance(layers, nn.Sequential | nn.ModuleList):
         # `named_children` would list a module that occurs twice only once.
         children = layers.named_modules(remove_duplicate=False)
@@ -117,7 +119,7 @@ def _named(layers: Any, where: str) -> list[tuple[str, nn.Module]]:
         rows = [(str(i), layer) for i, layer in enumerate(layers)] if isinstance(layers, list | tuple) else []
     named = [(f"{name}.{type(mod).__name__}" if name.isdecimal() else name, mod) for name, mod in rows if mod is not None]
     if not named or not all(isinstance(layer, nn.Module) for _, layer in named):
-        raise BadInput(f"{where} must return a list of nn.Modules, an nn.ModuleList or an nn.Sequential first")
+        raise BadInput("must return a list of nn.Modules, an nn.ModuleList or an nn.Sequential first")
     return named
 
 

@@ -131,13 +131,14 @@ def _more_than_rule(mask: Tensor | None, queries: int, window: int | None) -> Te
 
 
 class Embedding(nn.Module):
-    """Token numbers → input of the first decoder layer: the model's own forward without layers and without the last norm."""
+    """Token numbers → input of the first decoder layer: the model's own forward without layers and without the last norm.
 
-    def __init__(self, config: Any, balance: Balance | None = None) -> None:
+    causal: the model without layers and without the last norm. base: runs it; None: its inner model."""
+
+    def __init__(self, causal: Any, balance: Balance | None = None, base: Any = None) -> None:
         super().__init__()
         self.balance = balance
-        causal = without_layers(config)
-        self.base = inner_of(without_norm(causal))[1]
+        self.base = inner_of(causal)[1] if base is None else base
         self.token_weight = _path(self, causal.get_input_embeddings())
 
     def forward(self, ids: Tensor) -> Tensor | Sums:
@@ -156,7 +157,7 @@ class Embedding(nn.Module):
         """See `exec.vocabulary.loss`. Raises BadInput where the embedding does more than multiply its vectors."""
         name = self.token_weight.removesuffix(".weight")
         table: Any = self.get_submodule(name)
-        return name, 1.0 if type(table) is nn.Embedding else _with_numbers(lambda: self._scale(table))
+        return name, 1.0 if type(table) is nn.Embedding else with_numbers(lambda: self._scale(table))
 
     def _scale(self, table: Any) -> float:
         """The factor by which the embedding multiplies its vectors. Raises BadInput if it does anything else to them."""
@@ -176,12 +177,9 @@ class Embedding(nn.Module):
 
 
 class Layer(Held):
-    """Decoder layer i. like: that layer as the library's model made it, possibly on the meta device."""
+    """A decoder layer, called with what its model gives it."""
 
-    def __init__(self, config: Any, like: nn.Module, i: int, given: Given, balance: Balance | None = None) -> None:
-        layer = _made_as(like, config, i)
-        with suppress(AttributeError):
-            layer.apply(_initialiser(config))
+    def __init__(self, layer: nn.Module, config: Any, given: Given, balance: Balance | None = None) -> None:
         if balance is not None:
             hear(layer, balance)
         super().__init__(layer, given)
@@ -205,7 +203,8 @@ class Layer(Held):
 
 
 def _made_as(like: nn.Module, config: Any, i: int) -> nn.Module:
-    """A decoder layer, made alone. Raises BadInput if its model adds something to it, or constructs it differently."""
+    """Decoder layer i, made alone and initialised. like: that layer as the library's model made it, possibly on the meta
+    device. Raises BadInput if its model adds something to it, or constructs it differently."""
     kinds, kind = getattr(config, "layer_types", None), type(like)
     own = {"layer_type": kinds[i]} if kinds and "layer_type" in inspect.signature(kind).parameters else {}
     try:
@@ -216,6 +215,8 @@ def _made_as(like: nn.Module, config: Any, i: int) -> nn.Module:
     if alone != its:
         apart = next(name for name in its | alone if alone.get(name) != its.get(name))
         raise BadInput(f"hf: {kind.__name__} {i} alone is not what its model makes of it: see {apart}")
+    with suppress(AttributeError):
+        layer.apply(_initialiser(config))
     return layer
 
 
@@ -256,19 +257,17 @@ class _Inner(nn.Module):
 
 
 class Head(nn.Module):
-    """Output of the last decoder layer → logits: the model's own forward, with the last norm in place of the inner model."""
+    """Output of the last decoder layer → logits: the model's own forward, with the last norm in place of the inner model.
 
-    def __init__(self, config: Any, balance: Balance | None = None) -> None:
+    causal: the model without layers."""
+
+    def __init__(self, causal: Any, balance: Balance | None = None) -> None:
         super().__init__()
         self.balance = balance
-        causal = without_layers(config)
         norm = final_norm(causal)
         parts = frozenset(name for name, _ in inner_of(causal)[1].named_children())
         inner = _Inner(getattr(*norm) if norm else nn.Identity(), parts - {"norm"})
-        # The embedding is another layer: the output layer gets a separate weight, which Model.build ties again.
-        output = causal.get_output_embeddings()
-        output.weight = nn.Parameter(output.weight.detach().clone())
-        self.token_weight = "causal." + _path(causal, output)
+        self.token_weight = "causal." + _path(causal, causal.get_output_embeddings())
         self.inner = inner_of(causal)[0]
         setattr(causal, self.inner, inner)
         self.causal = causal
@@ -289,7 +288,7 @@ class Head(nn.Module):
             x = torch.linspace(-100, 100, words, device="cpu").view(1, 1, -1)
             return self._behind_output(name, x).allclose(capped(x, cap))
 
-        if not _with_numbers(only_caps):
+        if not with_numbers(only_caps):
             raise BadInput(f"hf: {type(self.causal).__name__} does more to its logits than a soft cap")
         return name, cap
 
@@ -304,10 +303,21 @@ class Head(nn.Module):
         return tensor
 
 
-def _with_numbers(look: Callable[[], Any]) -> Any:
+def with_numbers(look: Callable[[], Any]) -> Any:
     """`look()`, computed with real tensors even inside a fake tensor mode: torch's modes affect one thread only."""
     with ThreadPoolExecutor(1) as other:
         return other.submit(look).result()
+
+
+def _block(config: Any, like: nn.Module, i: int, given: Given, balance: Balance | None) -> Layer:
+    return Layer(_made_as(like, config, i), config, given, balance)
+
+
+def _untied(causal: Any) -> Any:
+    """The model with a separate weight in its output layer. The embedding is another layer; Model.build ties it again."""
+    output = causal.get_output_embeddings()
+    output.weight = nn.Parameter(output.weight.detach().clone())
+    return causal
 
 
 def _path(root: nn.Module, wanted: nn.Module) -> str:
@@ -354,13 +364,14 @@ def causal_model(spec: str, seed: int) -> Model:
             ) from None
         raise BadInput(f"model '{spec}': its layers cannot be taken apart: {raised(error)}") from error
     builders: list[Callable[[], nn.Module]] = [
-        partial(Embedding, config, balance),
-        *(partial(Layer, config, layer, i, given[i], balance) for i, layer in enumerate(row)),
-        partial(Head, config, balance),
+        lambda: Embedding(without_norm(without_layers(config)), balance),
+        *(partial(_block, config, layer, i, given[i], balance) for i, layer in enumerate(row)),
+        lambda: Head(_untied(without_layers(config)), balance),
     ]
     builders = [partial(typed, build, dtype) for build in builders]
     with torch.device("meta"):
-        names = [end(config).token_weight for end in (Embedding, Head)] if tied else []
+        ends: list[Any] = [builders[0](), builders[-1]()] if tied else []
+        names = [end.token_weight for end in ends]
     return language_model(spec, seed, builders, partial(random_tokens, seed, int(config.vocab_size), batch, length), names)
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -185,10 +185,10 @@ def words_of(layer: nn.Module) -> Words:
 
 
 class Noted(Exception):
-    """Raised by `_Note`, with the arguments that it was called with."""
+    """Raised by `Note`, with the arguments that it was called with."""
 
 
-class _Note(nn.Module):
+class Note(nn.Module):
     """Replaces a decoder layer, to record its arguments. It has the layer's string attributes: some models read a layer's
     `attention_type` or `block_type`."""
 
@@ -201,8 +201,13 @@ class _Note(nn.Module):
         raise Noted(args, kwargs, x)
 
 
-def given_to(config: Any, i: int, layer: nn.Module, sample: Sample) -> Given:
-    """The further arguments of layer i. They are found by running the model with a small vocabulary."""
+Made = dict[tuple[str, Sample], Given]
+
+
+def given_to(config: Any, i: int, layer: nn.Module, sample: Sample, known: Made | None = None, noting: Any = None) -> Given:
+    """The further arguments of layer i. They are found by running a model with a small vocabulary, made from the config, or
+    the model that noting(config, words) gives, with a note as its one layer. known: what was found for other layers."""
+    known = _given if known is None else known
     small, words = of_eight_words(config), words_of(layer)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
@@ -210,13 +215,13 @@ def given_to(config: Any, i: int, layer: nn.Module, sample: Sample) -> Given:
     if own := small.to_dict().get("per_layer_config"):  # settings that differ from layer to layer
         small.per_layer_config = {0: own.get(str(i), own.get(i, {}))}
     key = json.dumps([small.to_dict(), kinds and kinds[i], words, type(config).__name__], default=str), sample
-    if key not in _given:  # layers of the same kind get equal tensors
+    if key not in known:  # layers of the same kind get equal tensors
         with torch.random.fork_rng(devices=[]):
-            _given[key] = typed(partial(_noted, small, words, sample), sample.dtype)
-    return _given[key]
+            known[key] = typed(lambda: _noted((noting or _with_note)(small, words), sample), sample.dtype)
+    return known[key]
 
 
-_given: dict[tuple[str, Sample], Given] = {}
+_given: Made = {}
 
 
 def _set_kind(config: Any, kind: str) -> None:
@@ -229,8 +234,7 @@ def _set_kind(config: Any, kind: str) -> None:
         config.layer_types = [kind]
 
 
-def _noted(config: Any, words: Words, sample: Sample) -> Given:
-    causal = _with_note(config, words)
+def _noted(causal: Any, sample: Sample) -> Given:
     value, other = (_called_with(causal, sample.batch, sample.length, word)[:2] for word in (0, 1))
     if not all(map(_same, tree_leaves(value), tree_leaves(other))):
         raise BadInput(f"hf: layers of {type(causal).__name__} are given what depends on the tokens")
@@ -261,7 +265,7 @@ def _same(leaf: Any, other: Any) -> bool:
 def _with_note(config: Any, words: Words) -> Any:
     causal = without_layers(config)
     owner, name = owner_of(causal, 0)
-    setattr(owner, name, nn.ModuleList([_Note(words)]))
+    setattr(owner, name, nn.ModuleList([Note(words)]))
     causal.config.num_hidden_layers = 1
     return causal
 

@@ -98,7 +98,7 @@ class _Walk:
             self.kept += [leaf, like]
             return like
 
-        results, form = tree_flatten(layer(*tree_map(there, (x, *args)), **tree_map(there, kwargs)))
+        results, form = tree_flatten(_on_meta(layer)(*tree_map(there, (x, *args)), **tree_map(there, kwargs)))
         for n, leaf in enumerate(results):
             if isinstance(leaf, Tensor):
                 new = torch.zeros(leaf.shape, dtype=leaf.dtype, device="cpu", requires_grad=leaf.requires_grad)
@@ -139,7 +139,7 @@ def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple
     (place, layers), walk = lists[0], _Walk(half, memory)
     tokens = stack.get_input_embeddings()
     probes = nn.ModuleList(_Probe(walk, layer) for layer in layers)
-    bare = _copied(stack, {id(layers): probes, id(tokens): nn.Identity()})
+    bare = copied(stack, {id(layers): probes, id(tokens): nn.Identity()}, apart=True)
     originals = {name: module for name, module in stack.named_children() if module not in (layers, tokens)}
     for name, module in originals.items():
         getattr(bare, name).register_forward_hook(lambda _, args, y, child=module: walk.module(child, args, y))
@@ -152,12 +152,25 @@ def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple
     return Half(stack, place, tuple(walk.called), tuple(walk.behind)), y
 
 
-def _copied(module: Any, instead: dict[int, Any]) -> Any:
+def copied(module: Any, instead: dict[int, Any], apart: bool = False) -> Any:
     """A copy in which some modules are replaced: id → replacement. Configs are shared, since layers compare them. So are
-    meta tensors, which `_made` replaces."""
+    meta tensors, which `_made` replaces. Of a model that is not on the meta device, modules with nothing to replace inside
+    are shared too (not if `apart`): what its owner changes in them later holds for the layers."""
     parts = [*module.modules()]
-    stay = [part.config for part in parts if hasattr(part, "config")] + [leaf for part in parts for _, leaf in _own(part)]
+    leaves = [leaf for part in parts for _, leaf in _own(part)]
+    stay = [part.config for part in parts if hasattr(part, "config")] + leaves
+    if not apart and not any(leaf.is_meta for leaf in leaves):
+        stay += [part for part in parts if instead.keys().isdisjoint(map(id, part.modules()))]
     return copy.deepcopy(module, {id(kept): kept for kept in stay} | instead)
+
+
+def _on_meta(layer: nn.Module) -> nn.Module:
+    """A copy of the layer whose tensors are on the meta device. All its parameters need a gradient, also where the model is
+    frozen: so outputs made of parameters are told from zeros."""
+    leaves = [leaf for part in layer.modules() for _, leaf in _own(part)]
+    like = {id(leaf): leaf.to("meta").detach().requires_grad_(leaf.is_floating_point()) for leaf in leaves}
+    result: nn.Module = copied(layer, like, apart=True)
+    return result
 
 
 def _made(module: Any, shell: Any) -> Any:
@@ -173,7 +186,7 @@ def _made(module: Any, shell: Any) -> Any:
             getattr(part, "reset_parameters", lambda: None)()
             with suppress(AttributeError):  # for an embedding that belongs to another layer
                 shell._init_weights(part)
-    return module.train()
+    return module
 
 
 def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -185,7 +198,7 @@ class Layer(Held):
 
     def __init__(self, called: Called, shell: Any, batch: int) -> None:
         along = ((),) * len(tree_leaves(called.given))
-        super().__init__(_made(_copied(called.layer, {}), shell), Given(called.given, along, batch))
+        super().__init__(_made(copied(called.layer, {}), shell), Given(called.given, along, batch))
         self.sides = {n: name for n, name in called.takes.items() if name}
         self.takes, self.gives = tuple(self.sides.values()), tuple(called.gives.values())
         self.places = tuple(called.gives)
@@ -213,7 +226,7 @@ class Begin(nn.Module):
             self.gives = WORDS
         instead = {id(module): nn.Identity() for module in half.behind if any(True for _ in module.parameters())}
         layers = half.stack.get_submodule(half.place)
-        self.base = _made(_copied(half.stack, {id(layers): nn.ModuleList([_Note()]), **instead}), shell)
+        self.base = _made(copied(half.stack, {id(layers): nn.ModuleList([_Note()]), **instead}), shell)
         self.first = first
 
     def forward(self, ids: Any) -> Any:
@@ -234,7 +247,7 @@ class Encoded(nn.Module):
 
     def __init__(self, half: Half, shell: Any) -> None:
         super().__init__()
-        self.behind = _made(nn.Sequential(*(_copied(module, {}) for module in half.behind)), shell)
+        self.behind = _made(nn.Sequential(*(copied(module, {}) for module in half.behind)), shell)
 
     def forward(self, x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         return words, self.behind(x)
@@ -257,46 +270,50 @@ class Head(nn.Module):
 
     def __init__(self, halves: tuple[Half, Half], shell: Any) -> None:
         super().__init__()
-        ended = _Ended(nn.Sequential(*(_copied(module, {}) for module in halves[1].behind)))
+        ended = _Ended(nn.Sequential(*(copied(module, {}) for module in halves[1].behind)))
         tables = {id(module): nn.Identity() for module in shell.modules() if isinstance(module, nn.Embedding)}
-        self.whole = _made(_copied(shell, {**tables, id(halves[0].stack): nn.Identity(), id(halves[1].stack): ended}), shell)
+        self.whole = _made(copied(shell, {**tables, id(halves[0].stack): nn.Identity(), id(halves[1].stack): ended}), shell)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → (batch, length, vocabulary)."""
         return self.whole(encoder_outputs=(x,), decoder_inputs_embeds=x, use_cache=False).logits
 
 
+Rows = list[tuple[str, Callable[[], nn.Module]]]
+
+
 def halves_model(spec: str, seed: int, config: Any, sample: Sample) -> Model:
     """The model of a config of an encoder-decoder. Both halves are as long as the sample. Raises BadInput."""
     from transformers import AutoModelForSeq2SeqLM
 
-    skipped = [name for name in SKIPPED if getattr(config, name, 0)]
-    if skipped:
-        raise BadInput(f"hf: {skipped[0]} leaves layers out at random: set it to 0")
     build: Any = AutoModelForSeq2SeqLM.from_config
     with torch.device("meta"):
-        shell = typed(partial(build, config), sample.dtype).eval()
-    with torch.random.fork_rng(devices=[]):
-        encoder, memory = _half(shell, HALVES[0], sample, None)
-        decoder, _ = _half(shell, HALVES[1], sample, memory)
-    builders: list[Callable[[], nn.Module]] = [
-        partial(Begin, encoder, shell, True),
-        *(partial(Layer, called, shell, sample.batch) for called in encoder.layers),
-        partial(Encoded, encoder, shell),
-        partial(Begin, decoder, shell, False),
-        *(partial(Layer, called, shell, sample.batch) for called in decoder.layers),
-        partial(Head, (encoder, decoder), shell),
-    ]
-    names = ["embedding", *(f"encoder{i}" for i in range(len(encoder.layers))), "encoder_end", "decoder_embedding"]
-    names += [*(f"decoder{i}" for i in range(len(decoder.layers))), "head"]
+        shell = typed(partial(build, config), sample.dtype)
+    rows, both = halves_of(shell, sample, sample)
     return Model(
         spec,
-        tuple(seeded(seed, i, partial(typed, builder, sample.dtype)) for i, builder in enumerate(builders)),
-        tuple(names),
+        tuple(seeded(seed, i, partial(typed, builder, sample.dtype)) for i, (_, builder) in enumerate(rows)),
+        tuple(name for name, _ in rows),
         partial(_words, seed, int(config.vocab_size), sample),
         CrossEntropy(),
-        _tied(shell, (encoder, decoder)),
+        _tied(shell, both),
     )
+
+
+def halves_of(shell: Any, first: Sample, second: Sample) -> tuple[Rows, tuple[Half, Half]]:
+    """(name, builder) of each layer, and both halves. shell: the model, on the meta device or not; layers share its real
+    parameters. first, second: what the encoder and the decoder get. Raises BadInput."""
+    skipped = [name for name in SKIPPED if getattr(shell.config, name, 0)]
+    if skipped:
+        raise BadInput(f"hf: {skipped[0]} leaves layers out at random: set it to 0")
+    with torch.random.fork_rng(devices=[]):
+        encoder, memory = _half(shell, HALVES[0], first, None)
+        decoder, _ = _half(shell, HALVES[1], second, memory)
+    rows: Rows = [("embedding", partial(Begin, encoder, shell, True))]
+    rows += [(f"encoder{i}", partial(Layer, called, shell, first.batch)) for i, called in enumerate(encoder.layers)]
+    rows += [("encoder_end", partial(Encoded, encoder, shell)), ("decoder_embedding", partial(Begin, decoder, shell, False))]
+    rows += [(f"decoder{i}", partial(Layer, called, shell, second.batch)) for i, called in enumerate(decoder.layers)]
+    return [*rows, ("head", partial(Head, (encoder, decoder), shell))], (encoder, decoder)
 
 
 def _tied(shell: Any, halves: tuple[Half, Half]) -> tuple[tuple[Place, ...], ...]:

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..build.plain import pipeline
-from ..layer import layer_cuts
+from ..layer import NO_LINK, Layer, layer_cuts
 from ..problem import Problem
 from ..schedule import EverySplit, LayerRow
 from ..tables import Ints
@@ -41,10 +41,10 @@ from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible
 from ..util.kernels import kernel
 from .cuts import Floats
-from .stage_costs import StageCosts
+from .stage_costs import StageCosts, least_step
 from .stage_memory import StageMemory
 
-MAX_LAYERS = 100_000  # most layers of a file
+MAX_LAYERS, MOST_OF_SIMPLE = 100_000, 2_000  # most layers of a file, and of a simple bound
 SCALE = 1000  # units in a µs, where layers' times are not whole
 NEARLY, MAX_DESCENTS = 0.001, 2000  # descents go on from splits that cost at most this share more; their number at most
 INTERRUPTIBLE = 0.3  # effort of descents in one call, which Ctrl-C does not end
@@ -75,7 +75,7 @@ class Splits:
         held = _held_at_least(costs.memory)
         each = [(tuple(float(getattr(c, k)) for k in kinds), h) for c, h in zip(costs.layers, held, strict=True)]
         rows = tuple(LayerRow(len(list(same)), *layer) for layer, same in groupby(each))
-        message = round(min(costs.link.message(layer) for layer in costs.layers[:-1] or costs.layers))
+        message = round(costs.least_message(costs.layers[:-1] or costs.layers))
         roles = tuple(tuple(float(getattr(role, k)) for k in kinds) for role in costs.roles)
         return cls(costs.routes[0], costs.microbatches, rows, message, costs.limit, roles)
 
@@ -148,6 +148,16 @@ class Splits:
         sums = np.cumsum([[0.0, *row] for row in self.times], axis=1)
         return np.floor(self.unit * sums + 1e-6).astype(np.int64)
 
+    @cached_property
+    def simple(self) -> int:
+        """A lower bound, µs, on the step of every split, from times alone (`least_step`); 0 if layers are very many."""
+        fused = len(self.times) == 2
+        each: list[tuple[float, float, float, float]]
+        each = [(F, 0.0, 0.0, b[0]) if fused else (F, b[0], b[1], 0.0) for F, *b in zip(*self.times, strict=True)]
+        layers = tuple(Layer("", *times, 0, 0, 0, 0, message=self.message) for times in each)
+        costs = StageCosts(layers, NO_LINK, 1.0, (), (), (), (self.ranks,), self.microbatches, None, fused)
+        return least_step(costs, "makespan") if self.layers <= MOST_OF_SIMPLE else 0
+
     def problem(self, counts: Sequence[int]) -> Problem:
         """The step of one split. Its lower bounds also hold for a step whose passes take longer or keep more."""
         stages = list(pairwise(layer_cuts(counts)))
@@ -160,32 +170,54 @@ class Splits:
 
     def covers(self, problem: Problem) -> bool:
         """Whether a problem is the step of one of these splits, or one whose passes take longer or keep more, in no more
-        room."""
+        room. It may have further passes, by way of which passes wait for each other (see `_waits`). Its schedules, without
+        the further passes, must be schedules of the split."""
         if len(problem.layers) != self.stages or sum(problem.layers) != self.layers or problem.objective != "makespan":
             return False
         try:
             own = self.problem(problem.layers)
         except Infeasible:  # layers that a file names may not fit the room that it names
             return False
-        if sorted(own.names) != sorted(problem.names):  # with passes of features, stages keep other bytes
+        if not problem.index.keys() >= {*own.names}:
             return False
-        rows, names = np.array([problem.index[name] for name in own.names]), len(own.names)
-        edges, its = own.edges, problem.edges
-        known = dict(zip((its.before * names + its.after).tolist(), its.lag.tolist(), strict=True))
-        wanted = zip((rows[edges.before] * names + rows[edges.after]).tolist(), edges.lag.tolist(), strict=True)
-        rooms = (0,) if self.room is None else self.room
+        rows, edges, its = np.array([problem.index[name] for name in own.names]), own.edges, problem.edges
+        known, longer = _waits(problem, rows), problem.passes.duration[rows] - own.passes.duration
+        ends = zip(rows[edges.before].tolist(), rows[edges.after].tolist(), strict=True)
+        wanted = zip(ends, (edges.lag - longer[edges.before]).tolist(), strict=True)
         alone = [[f"compute:{rank}" in streams for rank in range(problem.ranks)] for streams in problem.passes.stream_sets]
-        stays = np.all([c[its.before] == c[its.after] for c in (problem.passes.stage, problem.passes.microbatch)], axis=0)
-        kept = np.bincount(its.before, np.where(stays, problem.device_bytes, 0), names)  # until the stage's backward, or W
+        inner = np.all([c[its.before] == c[its.after] for c in (problem.passes.stage, problem.passes.microbatch)], axis=0)
+        inner &= np.isin(its.after, rows) & problem.in_microbatch[its.before]
+        # Bytes that lie here until the stage's backward, or W. On other splits a further pass before these may drop them.
+        kept = np.bincount(its.before, np.where(inner, problem.device_bytes, 0), len(problem.passes))
+        keeps = bool((kept[rows] >= own.taken).all() and np.isin(its.before[inner], rows).all())
         return bool(
             (problem.passes.rank[rows] == own.passes.rank).all()
             and np.array(alone)[problem.passes.streams[rows], own.passes.rank].all()
-            and (problem.passes.duration[rows] >= own.passes.duration).all()
-            and all(known.get(pair, -1) >= lag for pair, lag in wanted)
-            and (self.room is None or problem.capacity is not None)
-            and all(size <= room for size, room in zip(problem.capacity or (0,) * len(rooms), rooms, strict=False))
-            and (self.room is None or (kept[rows] >= own.taken).all())
+            and (longer >= 0).all()
+            and all(pair in known and known[pair] >= lag for pair, lag in wanted)
+            and (self.room is None or (keeps and (problem.room[: len(self.room)] <= self.room).all()))
         )
+
+
+def _waits(problem: Problem, rows: Ints) -> dict[tuple[int, int], int]:
+    """(a, b) → the most µs between the end of pass a and the start of pass b, for a in `rows`: the lag of an edge, or a path
+    through passes of microbatches that are not in `rows`."""
+    edges, duration = problem.edges, problem.passes.duration.tolist()
+    between = problem.in_microbatch.copy()
+    between[rows] = False
+    onward, known = dict[int, list[list[int]]](), dict[tuple[int, int], int]()
+    columns = list(zip(edges.before.tolist(), edges.after.tolist(), edges.lag.tolist(), strict=True))
+    for a, *edge in (edge for edge in columns if between[edge[0]]):
+        onward.setdefault(a, []).append(edge)
+    own = set(rows.tolist())
+    for a, *edge in (edge for edge in columns if edge[0] in own):
+        ways = [edge]
+        while ways:
+            b, lag = ways.pop()
+            if lag > known.get((a, b), -1):
+                known[a, b] = lag
+                ways += [[c, lag + duration[b] + more] for c, more in onward.get(b, ())]
+    return known
 
 
 class Jump(NamedTuple):

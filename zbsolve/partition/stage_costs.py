@@ -22,7 +22,7 @@ from .stage_memory import NO_SHARD, Shard, StageMemory
 class StageCosts:
     """The layers to partition, and the pipeline whose stages they go to.
 
-    layers, link, states, tied, rank_factors, microbatch_factors, gradients, roles: as in a `Profile`.
+    layers, link, states, tied, rank_factors, microbatch_factors, gradients, roles, site_link: as in a `Profile`.
     routes: stage → rank, as `placement.check_routes` returns them. microbatches: of a step. limit: bytes of each rank, or
     None. fused: one backward BW in place of B and W. shards: data-parallel ranks over which the parameters of a stage are
     sharded. vocabulary: the shard that each rank has beside its stages.
@@ -42,6 +42,7 @@ class StageCosts:
     vocabulary: Shard = NO_SHARD
     gradients: float = 1.0
     roles: tuple[Layer, ...] = ()
+    site_link: Link | None = None
 
     @classmethod
     def of(
@@ -68,7 +69,8 @@ class StageCosts:
         parts = (model.layers, model.link, model.states, model.tied, model.rank_factors, lengths)
         limit = (limit,) * ranks if isinstance(limit, int) else limit
         fused = fused or not split_known(model.layers)
-        return cls(*parts, routes, microbatches, limit, fused, shards, vocabulary, model.gradients, model.roles)
+        more = (vocabulary, model.gradients, model.roles, model.site_link)
+        return cls(*parts, routes, microbatches, limit, fused, shards, *more)
 
     @property
     def stages(self) -> int:
@@ -201,6 +203,11 @@ class StageCosts:
         ways = [0 if i in rows else 1 if i <= self.untrained else 2 for i in range(1, len(self.layers) + 1)]
         return np.rint([0.0, *(1e3 * n * self.link.message(layer) for n, layer in zip(ways, self.layers, strict=True))])
 
+    def least_message(self, layers: Sequence[Layer]) -> float:
+        """µs that the output of one of these layers takes at least to another rank, whichever link is between them."""
+        links = [self.link] if self.site_link is None else [self.link, self.site_link]
+        return min(link.message(layer) for link in links for layer in layers)
+
     @cached_property
     def row(self) -> bool:
         """Whether the layers are one row: no layer but the first begins one."""
@@ -295,7 +302,7 @@ def least_step(costs: StageCosts, objective: str) -> int:
 def _message(costs: StageCosts) -> float:
     """µs of the shortest message between two ranks, at least."""
     smaller = min(1.0, *costs.microbatch_factors) if costs.microbatch_factors else 1.0
-    time = smaller * round(min(costs.link.message(layer) for layer in costs.layers))
+    time = smaller * round(costs.least_message(costs.layers))
     return max(0.0, time - HALF * bool(costs.microbatch_factors))
 
 

@@ -113,7 +113,9 @@ def _table(path: str) -> Words:
 def stage_columns(path: str) -> dict[str, list[str]]:
     """Column → cells of a CSV file with a header of names in `NUMBERS`, or `name`. A unit in the header, as in `F (ms)`,
     holds for all cells. Raises BadInput."""
-    rows = [row for row in csv.reader(StringIO(read_text(path))) if any(cell.strip() for cell in row)]
+    text = read_text(path).lstrip("\r\n")
+    mark = max(",;\t", key=text.partition("\n")[0].count)
+    rows = [row for row in csv.reader(StringIO(text), delimiter=mark) if any(cell.strip() for cell in row)]
     if len(rows) < 2:
         raise BadInput(f"{path}: a header and a row a stage are needed")
     columns: dict[str, list[str]] = {}

@@ -111,16 +111,16 @@ def solve_auto(
     if effort is None and not seconds > 0:
         raise BadInput(f"seconds: {seconds:g} is not a positive time")
     step = replace(step, partition=step.partition or step.own_partition or "balanced")
+    prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda _: None)
+    check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer, step.objective)
+    ready(isinstance(prefer, Aim))
     began, every, choices = time.monotonic(), step.partition == AUTO, _open(step)
     runs = list(_first_runs(profile, step))
+    bounds = _Bounds(profile, runs if every else (), choices)
     seconds = max(LEAST_SECONDS, seconds - (time.monotonic() - began))  # building took its part
-    prefer, peaks = options.pop("prefer", PREFER_TIME), options.pop("peaks", lambda _: None)
-    ready(isinstance(prefer, Aim))
-    check_options(options.get("method", "auto"), options.get("solver", "cbc"), prefer, step.objective)
     amount = value_clock(seconds, effort, prefer).total
     runner = TaskRunner(options.pop("workers", None), effort is not None, progress=progress)
     told_apart = any(choice.apart for choice in choices), any(choice.compared for choice in choices)
-    bounds = _Bounds(profile, runs if every else ())
     race = Race(runs, amount, runner, options, hint, stop, every, *told_apart)
     ladders = [choice.ladder for choice in choices if choice.ladder is not None]
     with race.until_interrupted():
@@ -159,18 +159,20 @@ def _improve(race: Race, profile: Profile, ways: list[Way], bounds: _Bounds, amo
 
 
 class _Bounds:
-    """The bound over every split, for each placement whose runs differ in nothing but the split."""
+    """The bound over every split, for each placement whose runs differ in nothing but the split. choices: further ones that
+    are open, so that another split may be shorter with other ones."""
 
-    def __init__(self, profile: Profile, runs: Sequence[Run]) -> None:
-        self.profile, self.searches = profile, dict[str, Any]()
+    def __init__(self, profile: Profile, runs: Sequence[Run], choices: Sequence[Choices]) -> None:
+        self.profile, self.choices, self.searches = profile, choices, dict[str, Any]()
         for run in runs:
             from ..ilp.every_split import SplitSearch  # CP-SAT takes a second to load
 
             if run.problem is None or run.name != run.place or run.name in self.searches:
                 continue
             splits = Splits.of(run.step.costs(profile))
-            if splits is not None and splits.covers(run.problem):
-                self.searches[run.name] = SplitSearch(splits, serial_length(run.problem))
+            ways = () if splits is None else (replace(splits, room=None), splits)  # with recompute, F keeps less
+            for way in (way for way in ways if way.covers(run.problem)):
+                self.searches[run.name] = SplitSearch(way, serial_length(run.problem))
 
     def begin(self, race: Race, amount: float) -> None:
         """Raise the bounds before the race, and add the splits that look good by them to the race."""
@@ -271,9 +273,10 @@ class _Bounds:
         return runs
 
     def told(self, schedule: Schedule, best: Run) -> Schedule:
-        """The schedule with the bound over every split of its placement, if it is a schedule of one of them."""
+        """The schedule with the bound over every split of its placement, if it is a schedule of one of them and nothing else
+        was open."""
         search = self.searches.get(best.name)
-        if search is None or search.bound <= 0 or not search.splits.covers(schedule.problem):
+        if self.choices or search is None or search.bound <= 0 or not search.splits.covers(schedule.problem):
             return schedule
         return replace(schedule, every_split=search.found)
 

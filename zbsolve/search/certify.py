@@ -34,7 +34,7 @@ def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float
     false.
     """
     value, problem = int(schedule.timeline().value), schedule.problem
-    bound = rounded_up(bound, value_unit(problem))
+    bound = rounded_up(bound, value_unit(problem, bound.kind))
     check_bound(schedule, bound.value, bound.proof)
     if bound.value > value or (problem.ordered and out_of_order(schedule)):
         bound = work_bound(problem)
@@ -125,7 +125,6 @@ def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, sea
 
     if why := every_split.proven_again(Splits.told(every, problem), every, seconds):
         return Violation("bound", (), f"bound of every split: {why}")
-    return (
-        f"{again.proof}; every split of its layers takes {every.bound} µs or more, by cuts of {len(every.looked)} splits"
-        + (f", and {len(every.apart)} others one by one" if every.apart else "")
-    )
+    text = f"{again.proof}; every split of its layers takes {every.bound} µs or more"
+    text += f", by cuts of {len(every.looked)} splits" if every.looked else ""
+    return text + (f", and {len(every.apart)} others one by one" if every.apart else "")

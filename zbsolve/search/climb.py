@@ -282,15 +282,15 @@ class Moved(NamedTuple):
 
 
 def moved_layers(schedule: Schedule, costs: StageCosts, target: int, clock: Clock, seed: int) -> Moved | None:
-    """Layers and an order that make a shorter step than `schedule`; None if none are found. costs: of the step. target: µs
-    at which to stop.
+    """Layers and an order that make a shorter step than `schedule`; None if none are found, or passes are of more kinds than
+    layers have times of. costs: of the step. target: µs at which to stop.
 
     A split that is solved by itself must be solved well before its value is known. Here a trial costs one decoding. First
     only layers move and ranks keep their order; then start times move too. Each turn goes on from the best result, at a
     lower temperature."""
     problem = schedule.problem
     graph = microbatch_graph(problem)
-    if graph is None:
+    if graph is None or len(np.unique(problem.passes.kind[graph.passes])) > len(costs.layer_totals[0]):
         return None
     graph = graph._replace(**{name: getattr(graph, name).copy() for name in ("duration", "taken", "freed", "capacity")})
     layers = _layers_of(graph, schedule, costs)

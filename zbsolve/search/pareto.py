@@ -98,6 +98,9 @@ def frontier(
     if (step is None) == isinstance(asked, Profile):
         raise BadInput("frontier: a profile needs a step, and a problem is one")
     free, fixed, named, of = _of_problem(asked) if isinstance(asked, Problem) else _of_profile(asked, step)
+    if not free.taken.any():
+        lacks = "zbsolve numbers --activation 1GiB says how many bytes a layer holds for a microbatch"
+        raise BadInput(f"frontier: no pass holds any bytes, so all limits of memory are alike; {lacks}")
     runner = TaskRunner(options.pop("workers", None), clock.counted, progress=progress)
     limits = MemoryLimits(free, fixed, named, clock, options, runner, stop)
     limits.solve((None, 1 / (points + 1), "unlimited"))

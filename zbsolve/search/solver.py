@@ -22,7 +22,7 @@ from ..greedy.blocks.period_search import try_each_way
 from ..greedy.lists.list_scheduler import deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.orders.many_starts import try_moves
-from ..greedy.syncs import with_syncs
+from ..greedy.syncs import with_syncs, with_waits
 from ..handover import lacking, most_waiting
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
@@ -162,6 +162,9 @@ def solve(
     if state.lean is None:
         raise _nothing(state, method)
     used, best = clock.used + further, with_syncs(state.lean)
+    waiting = with_waits(best) if method in METHODS else best
+    if waiting is not best and not (verify(waiting.problem, waiting) or lacking(waiting).any()):
+        best = waiting
     certificate = certificate_of(best, state.bound, state.lean_solver, 0.0 if clock.counted else used, seed)
     left = None if prefer is None or method != "auto" else second_clock(seconds, effort, prefer, used)
     return preferred(best.certified(certificate), prefer, left, peaks, (*state.leads, *state.starts))

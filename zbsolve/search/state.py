@@ -157,7 +157,8 @@ class State:
 
     def raise_bound(self, bound: Bound) -> None:
         """Keep `bound`, rounded up to a multiple of the unit, if it is higher."""
-        bound = rounded_up(bound, self.unit)
+        slower = self.problem.slowdowns
+        bound = rounded_up(bound, value_unit(self.problem, bound.kind) if slower else self.unit)
         with self.lock:
             if bound.value > self.bound.value:
                 self.bound = bound

@@ -16,7 +16,7 @@ from ..features.offload import copy_ratio, is_none
 from ..features.sizes import Batch, batch_of, numbers_of
 from ..features.slices import bound_of_any_slices
 from ..features.table import COMPARED, compared, usual
-from ..ilp.bounds.any_choice import bound_over_orders, bound_over_sizes, check_numbers
+from ..ilp.bounds.any_choice import MOST_STATES, bound_over_orders, bound_over_sizes, check_numbers
 from ..kinds import WORK
 from ..partition.file import Partition
 from ..partition.stage_costs import least_step
@@ -36,6 +36,7 @@ from ..util.errors import BadInput, Infeasible
 from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SIZES, SLICES, AttentionGain, Solved, WorkBeside
 
 Given = tuple[Profile, Step] | Problem
+MOST_SIZES = 500  # of a microbatch in the bound over all sizes: each is built as a step, which takes some 10 ms
 SLIMPIPE = "slimpipe"  # the named schedule that is compared with and without the attention exchange
 
 
@@ -147,9 +148,11 @@ def _least_on_layers(
 
 
 def _bound_of_sizes(profile: Profile, step: Step, batch: Batch, numbers: Sequence[int]) -> int:
-    """µs that no sizes of the step's microbatches take less than. Raises BadInput."""
+    """µs that no sizes of the step's microbatches take less than. Raises BadInput, also for batches that take too long."""
     check_numbers(step.problem(profile))
     sizes = range(1, batch.sequences - numbers[0] + 2)
+    if len(sizes) > MOST_SIZES or len(sizes) * batch.sequences * numbers[-1] > MOST_STATES:
+        raise BadInput(f"sizes: {batch.sequences} sequences are too many for a bound")
     each = [replace(step, microbatches=1, sizes=(size,)).problem(profile) for size in sizes]
     return bound_over_sizes(each, batch.sequences, numbers)
 

@@ -111,7 +111,7 @@ def parse_bytes(text: str | int, what: str = "memory") -> int:
     if size is None and "," in str(text):
         raise BadInput(f"{what} '{str(text)[:40]}': one number for all is needed here, no list")
     if size is None:
-        raise BadInput(f"{what} '{str(text)[:40]}': not a number of bytes such as 40GiB, 512MB or 1000000")
+        raise _wrong(text, what, "a number of bytes", "40GiB, 512MB or 1000000")
     if not size.is_integer() and not _unit(text).upper().strip("B"):
         raise BadInput(
             f"{what} '{str(text)[:40]}': a fraction of a byte: write the unit, such as {str(text).strip(' Bb')}GiB"
@@ -136,8 +136,15 @@ def parse_time(text: str | float, what: str) -> float:
     """µs from `12.1ms`, `850us`, `3s`, `900ns` or a plain number of µs. Raises BadInput naming `what`."""
     us = _amount(text, TIMES)
     if us is None:
-        raise BadInput(f"{what} '{str(text)[:40]}': not a time such as 12.1ms, 850us or 3s")
+        raise _wrong(text, what, "a time", "12.1ms, 850us or 3s")
     return us
+
+
+def _wrong(text: str | float, what: str, noun: str, such_as: str) -> BadInput:
+    negative = re.match(r"\s*-\s*[\d.]", str(text))
+    return BadInput(
+        f"{what} '{str(text)[:40]}': " + (f"{noun} may not be negative" if negative else f"not {noun} such as {such_as}")
+    )
 
 
 def parse_share(text: str, what: str) -> float:
@@ -159,7 +166,7 @@ def parse_rate(text: str | float, what: str) -> float:
     byte = _bytes_in(amount) if amount.endswith("B") else {}  # Gb is a unit of bits
     rate = _amount(amount, {**bits, **byte}) if per else _amount(text, {"": 1e6})
     if rate is None:
-        raise BadInput(f"{what} '{str(text)[:40]}': not a bandwidth such as 50GB/s, 400Gbit/s or 50000 (bytes a µs)")
+        raise _wrong(text, what, "a bandwidth", "50GB/s, 400Gbit/s or 50000 (bytes a µs)")
     return rate / 1e6
 
 

@@ -16,7 +16,7 @@ from ...models.sides import row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
 from ..base.torch_private import version_of
-from ..base.values import constant, each_tensor, opened_all, tensors_of
+from ..base.values import constant, each_tensor, opened_all, tensors_of, trained
 from .layer_split import LayerSplit, Loss, outputs
 from .replay import Moment, Replay
 
@@ -122,6 +122,10 @@ class Stage:
             with nullcontext() if keeper is None else keeper.saving():
                 y, kept = self._run(parts, y, target, split, seed)
         self.auxiliary = extra.total
+        if self.loss is not None:
+            if not y.requires_grad and not trained(x) and extra.total is None:
+                raise BadInput("the loss needs no gradient: nothing that is trained comes before it (merged adapters?)")
+            y = y.detach()
         if keeper is not None:
             for part, saved in zip(parts, kept, strict=True):
                 part.give(saved, keeper)
@@ -157,10 +161,9 @@ class Stage:
         for part in parts:
             x, saved = part.forward(x, target, split=split, seed=seed)
             kept.append(saved)
-        if self.loss is not None and parts and parts[-1] is self.parts[-1]:
-            if (self.unit.dtype, self.unit.device) != (x.dtype, x.device):
-                self.unit = torch.full_like(x, self.share, requires_grad=False)
-            x = x.detach()
+        ended = self.loss is not None and parts and parts[-1] is self.parts[-1]
+        if ended and (self.unit.dtype, self.unit.device) != (x.dtype, x.device):
+            self.unit = torch.full_like(x, self.share, requires_grad=False)
         return x, kept
 
     def output(self, x: Any, target: Any, seed: int) -> Any:

@@ -68,7 +68,9 @@ class SharedGraphs:
 def shared_key(layer: nn.Module, x: Any) -> Any:
     """A key that is equal for layers that may share graphs for inputs like `x`."""
     key = block_key(unsharded_view(layer))
-    return id(layer) if key is None else key, inputs_key(x)
+    if key is None:  # a layer shares with itself alone, in the same mode and with the same parameters trained
+        key = id(layer), *(m.training for m in layer.modules()), *(p.requires_grad for p in layer.parameters())
+    return key, inputs_key(x)
 
 
 def check_forward(layer: nn.Module, number: int, part: Split, x: Any, seed: int) -> None:

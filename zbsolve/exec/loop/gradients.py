@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -62,7 +63,6 @@ def _gathered(pipeline: OnRank, row: Tensor, group: Any, what: str) -> Tensor:
 
 
 TORCH_CLIP = "torch.nn.utils.clip_grad", "clip_grad_norm_"  # the module, and the function in it
-LBFGS = "torch.optim.lbfgs", "__init__"
 OURS = "torch's clip_grad_norm_ sees this rank's gradients alone, so every rank clips by another norm: call {}"
 NOTHING = (
     "rank {} trains none of its parameters. Of trained ones alone there is no optimizer to make here, as torch refuses an "
@@ -139,8 +139,8 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
 
 class ParameterWatch:
     """Warns, once each, where torch's `clip_grad_norm_` gets this rank's parameters alone, and where an optimizer would get
-    a rank's parameters though none is trained; refuses LBFGS. It inspects the caller that iterates over `parameters()`; no
-    function of torch's is replaced. So it does not see a list of parameters."""
+    a rank's parameters though none is trained. It inspects the caller that iterates over `parameters()`; no function of
+    torch's is replaced. So it does not see a list of parameters."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._said, self._said_nothing = rank, False, False
@@ -148,9 +148,7 @@ class ParameterWatch:
     def over(self, parameters: Iterator[nn.Parameter]) -> Iterator[nn.Parameter]:
         """Yield the same parameters, and look at the caller."""
         here = inspect.currentframe()
-        if here is not None and _runs(LBFGS, here.f_back):
-            raise BadInput("LBFGS: it steps by products of all gradients, and a rank has its own: take another optimizer")
-        if not self._said and here is not None and _runs(TORCH_CLIP, here.f_back):
+        if not self._said and here is not None and _clips(here.f_back):
             self._said = True
             warnings.warn(OURS.format("pipeline.clip_grad_norm_(max_norm)"), stacklevel=4)
         trained = False
@@ -164,10 +162,18 @@ class ParameterWatch:
             warnings.warn(NOTHING.format(self._rank), stacklevel=2)
 
 
-def _runs(function: tuple[str, str], frame: Any) -> bool:
-    """Is this a frame of the function, or of what it calls (a comprehension, its base's `__init__`)?"""
+def _clips(frame: Any) -> bool:
+    """Is this a frame of torch's `clip_grad_norm_`, or of a comprehension in it?"""
     frames = filter(None, (frame, getattr(frame, "f_back", None)))
-    return any((caller.f_globals.get("__name__"), caller.f_code.co_name) == function for caller in frames)
+    return any((caller.f_globals.get("__name__"), caller.f_code.co_name) == TORCH_CLIP for caller in frames)
+
+
+def refuse_lbfgs(module: weakref.ref[nn.Module], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before each step of an optimizer: raise BadInput for an LBFGS of this module's parameters."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        ours = {id(p) for p in getattr(module(), "parameters", list)()}
+        if any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+            raise BadInput("LBFGS: it steps by products of all gradients, and a rank has its own: take another optimizer")
 
 
 def loss_scale(pipeline: OnRank, scaler: Any) -> float:

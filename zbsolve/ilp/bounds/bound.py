@@ -23,6 +23,7 @@ CHOICES = "any choice"  # closed forms that hold for any choice of copies
 BUSIEST = "the busiest rank works as long"
 ALL_ORDERS = "CP-SAT searched the orders of all passes"
 ALONE = "passes count as long as alone, and no order is shorter where some slow each other"
+SLOWED = "passes that slow each other may also wait for each other"
 IN_ORDER = "this is about orders that run each stage's microbatches by number"
 
 
@@ -41,10 +42,11 @@ class Bound:
 
 
 def with_assumption(bound: Bound, problem: Problem) -> Bound:
-    """The bound with notes in its proof: with slowdowns, that it ignores them; for `ordered` problems, that it assumes lanes
-    in table order. The work of the busiest rank assumes nothing."""
-    if problem.slowdowns and ALONE not in bound.proof:
-        bound = replace(bound, proof=f"{bound.proof}; {ALONE}")
+    """The bound with notes in its proof: with slowdowns, that it ignores them, as all but CP-SAT do; for `ordered` problems,
+    that it assumes lanes in table order. The work of the busiest rank assumes nothing."""
+    note = SLOWED if ALL_ORDERS in bound.proof else ALONE
+    if problem.slowdowns and note not in bound.proof:
+        bound = replace(bound, proof=f"{bound.proof}; {note}")
     if not problem.ordered or bound.value <= problem.work or bound.proof.endswith(IN_ORDER):
         return bound
     why = "gathers or updates count on numbers of microbatches" if problem.alike else "microbatches differ"
@@ -61,9 +63,10 @@ def serial_length(problem: Problem) -> int:
     return int(problem.passes.duration.sum() + problem.edges.lag.sum())
 
 
-def value_unit(problem: Problem) -> int:
+def value_unit(problem: Problem, kind: str = "") -> int:
     """A number of µs that divides the value of every schedule: for the makespan the greatest common divisor of all durations
-    and lags, else 1.
+    and lags, else 1. With slowdowns values are arbitrary, but no less than without: so it is 1 for bounds of the kinds that
+    count slowdowns, and holds for the others.
 
     Proof. Passes start as early as possible. So each start is 0, or the end of another pass plus a lag: by an edge, by the
     stream's order, or by a sync (the last two without lag). There is nothing else: a problem has no release times, and
@@ -73,7 +76,7 @@ def value_unit(problem: Problem) -> int:
     For the span nothing is claimed. Its bounds also hold for passes that start later than possible, which may make a rank's
     window shorter by any amount.
     """
-    if problem.objective != "makespan":
+    if problem.objective != "makespan" or (problem.slowdowns and kind in (WHOLE, STREAMS)):
         return 1
     return max(1, int(np.gcd.reduce(np.concatenate([problem.passes.duration, problem.edges.lag]))))
 
