@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -27,7 +27,7 @@ from profiler.measurement import measure
 from zbsolve.util.errors import BadInput
 from zbsolve.util.machine import library_versions
 
-from .harness import ROOT, Part, Results, failures, results_of, table, write
+from .harness import ROOT, STOPPED, Part, Results, failures, results_of, table, write
 
 SECONDS = {  # less than twelve minutes together
     "device": 20.0,
@@ -91,8 +91,14 @@ def gpu(
     try:
         with ThreadPoolExecutor(1) as thread:
             compiling = thread.submit(results_of, kernels, until=began + ALL_SECONDS)
-            results_of(before, keep, began + ALL_SECONDS)
-            kept(compiling.result())
+            try:
+                results_of(before, keep, began + ALL_SECONDS)
+                wait([compiling])
+            except KeyboardInterrupt:
+                STOPPED.set()
+                raise
+            finally:
+                kept(compiling.result())
         return kept(results_of(after, keep, began + ALL_SECONDS))
     except KeyboardInterrupt:
         return kept({}, "stopped before its end")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from benchmarks.harness import ENDING_SECONDS, RESULTS, TABLES, Part, failures, 
 from zbsolve.cli.app import parser  # noqa: E402
 from zbsolve.exec.graphs.auto import parts_by_name  # noqa: E402
 from zbsolve.exec.run import host  # noqa: E402
+from zbsolve.exec.transport.wires import came_true  # noqa: E402
 from zbsolve.models.by_name import load  # noqa: E402
 
 from ..support.exec_ranks import ForkedModule  # noqa: E402
@@ -80,6 +83,24 @@ def test_what_a_killed_part_leaves_running_is_stopped_and_no_part_goes_on_behind
     stop, folder = told.read_text().splitlines()
     assert stop == "quit -t 2"
     assert not Path(folder).exists()  # it lay in the part's
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_kernels_compile_alone_stops_them_and_keeps_their_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped, note = threading.Event(), tmp_path / "note"
+    for module in (gpu, harness):
+        monkeypatch.setattr(module, "STOPPED", stopped)
+    monkeypatch.setattr(gpu, "all_parts", lambda *_: [Part("kernels", f"{PARTS}:hangs", 60, {"note": str(note)})])
+
+    def press() -> None:
+        came_true(note.exists, 30.0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    found = TABLES["gpu"].measure(tmp_path)
+    assert found["failed"] == ["kernels: stopped", "stopped before its end"]
 
 
 def test_all_parts_have_less_than_twelve_minutes() -> None:
