@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ..util.errors import BadInput
 from .losses import auxiliary_loss
+from .model import in_eval_mode
 from .published_models import typed
 from .slicing import slice_offset
 
@@ -98,19 +99,6 @@ def check_all_run(config: Any) -> None:
     for name in ("encoder_layerdrop", "decoder_layerdrop", "layerdrop"):
         if getattr(config, name, 0):
             raise BadInput(f"hf: {name} leaves layers out at random: set it to 0")
-
-
-@contextmanager
-def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside, all modules are in eval mode; then as before."""
-    modes = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 class Sample(NamedTuple):

@@ -143,9 +143,8 @@ def _half(shell: Any, half: str, sample: Sample, memory: Tensor | None) -> tuple
     for name, module in originals.items():
         getattr(bare, name).register_forward_hook(lambda _, args, y, child=module: walk.module(child, args, y))
     _made(bare, shell)
-    device = next(tokens.parameters()).device
-    x = torch.zeros(sample.batch, sample.length, tokens.embedding_dim, dtype=sample.dtype)
-    x = x if device.type == "meta" else x.to(device)
+    device = None if (table := next(tokens.parameters())).is_meta else table.device
+    x = torch.zeros(sample.batch, sample.length, tokens.embedding_dim, dtype=sample.dtype, device=device)
     further = {} if memory is None else {"encoder_hidden_states": memory}
     y = tree_leaves(bare(inputs_embeds=x, **further)[0])[0]
     if len(walk.called) != len(layers) or y is not walk.row:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ..util.errors import BadInput, raised
 from .huggingface import Embedding, Head, Layer, with_numbers
-from .huggingface_given import Note, Sample, balance_of, given_to, in_eval_mode, inner_of, owner_of, without_norm
+from .huggingface_given import Note, Sample, balance_of, given_to, inner_of, owner_of, without_norm
 from .huggingface_halves import copied, halves_of
 from .losses import auxiliary_losses
+from .model import in_eval_mode
 from .sides import called, row_of
 
 FEW = 16  # tokens of a sequence on which the layers are compared with the model

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -66,6 +67,19 @@ def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ..
         for name, parameter in layer.named_parameters():
             places.setdefault(id(parameter), []).append((i, name))
     return tuple(tuple(group) for group in places.values() if len(group) > 1)
+
+
+@contextmanager
+def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Inside, all modules are in eval mode; then as before."""
+    training = [part for module in modules for part in module.modules() if part.training]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn.Parameter) -> None:

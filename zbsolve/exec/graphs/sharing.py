@@ -67,9 +67,9 @@ class SharedGraphs:
 
 def shared_key(layer: nn.Module, x: Any) -> Any:
     """A key that is equal for layers that may share graphs for inputs like `x`."""
-    key = block_key(view := unsharded_view(layer))
-    if key is None:  # a layer shares with itself alone, while what can be compared stays as it is
-        key = id(layer), block_key(view, type)
+    key = block_key(unsharded_view(layer))
+    if key is None:  # a layer shares with itself alone, in the same mode and with the same parameters trained
+        key = id(layer), *(m.training for m in layer.modules()), *(p.requires_grad for p in layer.parameters())
     return key, inputs_key(x)
 
 
@@ -118,12 +118,12 @@ class Unknown(Exception):
     """An attribute that cannot be compared."""
 
 
-def block_key(block: nn.Module, other: Callable[[Any], Any] | None = None) -> Any:
+def block_key(block: nn.Module) -> Any:
     """A key that is equal for blocks with equal graphs for equal inputs: with the same classes, plain attributes, shapes,
     dtypes and `requires_grad`, in the same places. None: some attributes cannot be compared, so the block shares no
-    graphs. other: see `Keys`."""
+    graphs."""
     try:
-        return Keys(other=other or _refused).of(block)
+        return Keys().of(block)
     except Unknown:
         return None
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
+from ...models.model import in_eval_mode
 from ...util.errors import BadInput
 from ..assembly import device_and_mailbox
 from ..backward.replay import Replay
@@ -126,7 +125,7 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> tuple[float, di
     pipeline.finish()
     most, device, cutting = pipeline.view.microbatches, pipeline.device, pipeline.cutting
     total, seen, outputs = 0.0, None, dict[int, Any]()
-    with _eval_mode(pipeline.module), Replay([pipeline.module]).random_kept():
+    with in_eval_mode(pipeline.module), Replay([pipeline.module]).random_kept():
         for start in range(0, batch.count, most):
             count = min(most, batch.count - start)
             if (count, with_loss) not in pipeline.rounds:
@@ -170,17 +169,6 @@ def _round(pipeline: OnRank, count: int, with_loss: bool) -> RankRunner:
         gpu=gpu,
         shapes=ShapeNumbers(view.step.routes, range(count * pipeline.cutting.count), pipeline.rank, peers.wires.size),
     )
-
-
-@contextmanager
-def _eval_mode(module: nn.Module) -> Iterator[None]:
-    training = [inner for inner in module.modules() if inner.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for inner in training:
-            inner.training = True
 
 
 def handed_out(pipeline: OnRank, own: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:
