@@ -150,8 +150,7 @@ def with_room_for_them(problem: Problem, share: float) -> Problem | None:
 
 
 def room_beside(problem: Problem, share: float) -> Ints | None:
-    """Bytes of each rank that remain for other passes then, shape (ranks,); negative if there are too few. None if memory
-    has no limit."""
+    """Bytes of each rank that remain for other passes then, shape (ranks,); negative: too few. None: memory has no limit."""
     if problem.capacity is None:
         return None
     most, total = _beside(problem, problem.taken, _alone(problem)[1])
@@ -159,8 +158,7 @@ def room_beside(problem: Problem, share: float) -> Ints | None:
 
 
 def held_by_others(problem: Problem) -> bool:
-    """Whether other passes can hold nearly all bytes of side passes in their place: then the problem `without_side_streams`
-    counts nearly all of the memory."""
+    """Whether other passes can hold nearly all bytes of side passes, so that `without_side_streams` counts nearly all."""
     if problem.pools or problem.capacity is None:
         return not problem.pools
     return bool((_beside(problem, *_alone(problem))[1] <= LITTLE * np.array(problem.capacity)).all())
@@ -221,8 +219,7 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
 
 
 def _behind_inputs(problem: Problem, start: Ints, end: Ints) -> None:
-    """Move side passes, in place, so that each starts behind the side passes that it waits for. start, end: places in a
-    row of all starts and ends."""
+    """Move side passes, in place, behind the side passes that they wait for. start, end: places in a row of both."""
     e, aside = problem.edges, ~problem.computing
     both = e.only(np.flatnonzero(aside[e.before] & aside[e.after]))
     while (start[both.before] >= start[both.after]).any():  # one round for each link of a chain

@@ -130,8 +130,7 @@ class Unsolved:
 
     @classmethod
     def of(cls, model: Model, layout: Layout, cluster: Cluster, step: Step, profile: Profile) -> Unsolved:
-        """The step of a layout as a problem. profile: of this layout. The partition decides how many parameters the fullest
-        rank has. Raises Infeasible."""
+        """The step of a layout as a problem. profile: of this layout; the partition decides `behind`. Raises Infeasible."""
         problem, costs = step.problem(profile), step.costs(profile)
         fixed, _ = costs.memory.of_ranks(problem.layers, costs.routes)
         parameters = max(fixed) * step.shards / profile.states / WEIGHT_BYTES

@@ -1,5 +1,4 @@
-"""`fit`: a cluster's constants from measured steps, with priors from data sheets; and the cost model's prediction of
-steps."""
+"""`fit`: a cluster's constants from measured steps, with priors from data sheets; and the steps that the model predicts."""
 
 from __future__ import annotations
 

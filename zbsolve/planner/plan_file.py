@@ -36,8 +36,7 @@ class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def model_of(names: Sequence[str], elsewhere: Callable[[str], Model] = shape_by_name) -> Model:
-    """The published model of one name, or the model of several profiles' files. elsewhere: finds a model by any other name.
-    Raises BadInput."""
+    """The published model of one name, or the model of profiles' files. elsewhere: finds others by name. Raises BadInput."""
     files = [name for name in names if name == "-" or name.endswith((".json", ".json.gz")) or Path(name).is_file()]
     if files:
         if len(files) < len(names):

@@ -360,8 +360,7 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
 
 
 def _either(step: Step) -> bool:
-    """Whether both the equal and the balanced split are tried: with several stages a rank no estimate tells which one is
-    better."""
+    """Whether the equal and the balanced split are both tried: with several stages a rank no estimate tells the better."""
     return step.partition == FIRST_PARTITION and len(set(step.routes[0])) < step.stages
 
 

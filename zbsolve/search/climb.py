@@ -197,8 +197,7 @@ class _Near:
     most: int
 
     def double(self) -> None:
-        """Double the number as long as that saves enough and time allows. A look at twice as many parts takes about four
-        times as long."""
+        """Double the number as long as that saves enough and time allows. Twice as many parts take four times as long."""
         while True:
             best, before = self._best(), self.race.left
             self._look((2 * self.ladder.of(best.step)[0], kind) for kind in self.kinds)
@@ -273,8 +272,7 @@ TURNS = ((True, 1.0), (False, 1.0), (False, 0.5), (False, 0.3))  # whether only 
 
 
 class Moved(NamedTuple):
-    """layers: of each stage. schedule: one of another split, whose order is meant for these layers. value: µs of the step
-    with both."""
+    """layers: of each stage. schedule: of another split; its order is meant for these layers. value: µs of that step."""
 
     layers: tuple[int, ...]
     schedule: Schedule
@@ -286,8 +284,7 @@ def moved_layers(schedule: Schedule, costs: StageCosts, target: int, clock: Cloc
     layers have times of. costs: of the step. target: µs at which to stop.
 
     A split that is solved by itself must be solved well before its value is known. Here a trial costs one decoding. First
-    only layers move and ranks keep their order; then start times move too. Each turn goes on from the best result, at a
-    lower temperature."""
+    only layers move and ranks keep their order; then start times too. Each turn goes on from the best result, and cooler."""
     problem = schedule.problem
     graph = microbatch_graph(problem)
     if graph is None or len(np.unique(problem.passes.kind[graph.passes])) > len(costs.layer_totals[0]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -203,8 +204,7 @@ class _Search:
         return False
 
     def _in_gaps(self) -> Homes:
-        """A choice that puts open pieces into gaps of the step alone, the longest piece first. Pieces that fit no gap stay
-        where `homes_of` has them."""
+        """A choice that puts open pieces into gaps of the step alone, the longest first, or where `homes_of` has them."""
         assert self.alone is not None
         free = _gaps(self.alone)
         rank = np.repeat(np.arange(self.problem.ranks), [len(row) for row in free])
@@ -232,8 +232,7 @@ def _alike(works: Sequence[Work], number: int) -> bool:
 
 
 def _least_value(problem: Problem, works: Sequence[Work]) -> int:
-    """A lower bound of a step with these works over every choice, µs: a rank has only the time that its other passes leave,
-    and runs whole pieces."""
+    """A lower bound of a step with these works over every choice, µs: a rank runs whole pieces, in the time that is left."""
     busy = problem.busy.copy()
     for work in works:
         if not work.chosen and work.stream == "compute":
@@ -247,11 +246,7 @@ def _least_value(problem: Problem, works: Sequence[Work]) -> int:
             have >= len(work.times) for have, work in zip(pieces, wanted, strict=True)
         )
 
-    low, high = 0, int(busy.max()) + sum(sum(work.times) for work in wanted) + 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fit(middle) else (middle + 1, high)
-    return low
+    return bisect_left(range(int(busy.max()) + sum(sum(work.times) for work in wanted) + 1), True, key=fit)
 
 
 def _gaps(schedule: Schedule) -> list[Ints]:

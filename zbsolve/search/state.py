@@ -22,7 +22,7 @@ from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..util.clock import Clock, TimeUp
 from ..util.errors import Deadlock, NotFound
-from ..util.machine import cores, half_of_cores
+from ..util.machine import half_of_cores
 from ..verifier import verify
 
 LARGE_PASSES = 20_000  # above so many passes, relaxations cost more than they bring
@@ -32,8 +32,7 @@ BLOCK_SOLVER = "building block"  # its schedules are no leads for building block
 
 
 def rooms(problem: Problem) -> tuple[int, ...]:
-    """What the peak bytes of each rank are divided by to compare ranks: its capacity where capacities differ, else 1. A rank
-    of capacity 0 has 1 too."""
+    """What each rank's peak bytes are divided by to compare ranks: its capacity where they differ (1 for 0), else 1."""
     if problem.capacity is None or len(set(problem.capacity)) == 1:
         return (1,) * problem.ranks
     return tuple(max(1, room) for room in problem.capacity)
@@ -57,11 +56,6 @@ class Contest:
     threads: int | None = None
     rival: Callable[[], float] = lambda: math.inf
     interrupted: Callable[[], None] = lambda: None
-
-    @property
-    def all_threads(self) -> int:
-        """Threads that the search may use."""
-        return self.threads or cores()
 
     @property
     def exact_threads(self) -> int:

@@ -74,8 +74,7 @@ def try_each_annealing(problem: Problem) -> None:
 
 
 def _improvements(search: BlockSearch) -> Iterator[Decoded]:
-    """Better and better decoded schedules; not all of them, since using one costs about `DECODINGS_PER_SCHEDULE`
-    decodings."""
+    """Better and better decoded schedules; not all, since using one costs about `DECODINGS_PER_SCHEDULE` decodings."""
     shown, when = -1, 0.0
     for _ in _steps(search):
         better = search.pool and (shown < 0 or search.pool[0].value < shown)

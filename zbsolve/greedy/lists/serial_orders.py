@@ -120,8 +120,7 @@ class _Order:
         return order
 
     def _choices(self, ready: set[int], rule: tuple[int, ...]) -> list[int]:
-        """The passes that fit next, the best by the rule last, of equals the deepest one. If one of them leaves no pool
-        fuller, it is the only choice."""
+        """The passes that fit next, the best last, of equals the deepest; a pass alone where it leaves no pool fuller."""
         fit = [i for i in ready if all(self.used[pool] + taken <= self.room[pool] for pool, taken, _ in self.moves[i])]
         fit.sort(key=lambda i: (-rule[self.kind[i]], self.depth[i], -i))
         return next(([i] for i in reversed(fit) if self.harmless[i]), fit)

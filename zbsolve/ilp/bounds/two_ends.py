@@ -60,8 +60,7 @@ class _States(NamedTuple):
 
 
 def idle_of_two(problem: Problem, times: int = 1) -> Iterator[Bound]:
-    """The bounds of the first rank with the last one, and with the one that has most work. times: the step has so many times
-    the problem's microbatches."""
+    """The bounds of the first rank with the last, and with the busiest. times: of the problem's microbatches in the step."""
     g = _plain(problem)
     if g is None:
         return
@@ -158,8 +157,7 @@ def _lost_before_last(s: _States, first: _Rank, m: int, D: int, soonest: int, ra
     If the F of microbatch j finds x in flight, the B of i = j − 1 − x has ended, at `soonest` + i · `rate` or later (H is
     not in it). If i does not fit beside all microbatches before it, theorem 2 says what is lost between the F of i and that
     of j. Tables have a row for each i. Column k is for states from the k-th on (enough: the least idle time up to the F of
-    i)
-    or before (short: that idle time less the work left, of which there is too little).
+    i) or before (short: that idle time less the work left, of which there is too little).
     """
     n, S = first.fits, len(s.x)
     if S * m > MAX_WINDOWS:

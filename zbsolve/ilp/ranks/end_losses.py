@@ -220,8 +220,7 @@ def both_ends_of_fullest(problem: Problem, least: int) -> BothEnds | None:
 
 
 def both_ends(problem: Problem, rank: int) -> BothEnds | None:
-    """Both ends of this rank, with no loss proven yet; None where its passes allow no search, or where it has too few
-    microbatches."""
+    """Both ends of this rank, with no loss proven yet; None where passes allow no search, or microbatches are too few."""
     lanes = lanes_of(problem, (rank,))
     if lanes is None or len(lanes.held) == 0 or lanes.capacity[0] <= 0 or lanes.head.shape[1] < 3:
         return None
