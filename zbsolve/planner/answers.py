@@ -143,7 +143,7 @@ def _bounded(answer: Answer, known: Known) -> Answer:
         return answer
     plans = [answer.plan, *(there for case, there in known if no_harder(case, answer.case))]
     best = max(plans, key=lambda there: there.bound)
-    proof = best.bound_by if best is answer.plan else f"{best.bound_by}, where less is in the way"
+    proof = best.space.bound_by + ("" if best is answer.plan else ", where less is in the way")
     return replace(answer, bound=min(best.bound, answer.plan.best.value), proof=proof)
 
 

@@ -107,11 +107,6 @@ class Plan:
         return self.space.gap
 
     @property
-    def bound_by(self) -> str:
-        """The layout whose bound is the least, and the rule that gives it."""
-        return self.space.bound_by
-
-    @property
     def open(self) -> int:
         """The number of layouts that no bound excludes."""
         return self.space.open

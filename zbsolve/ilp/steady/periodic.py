@@ -208,7 +208,6 @@ def _from_blocks(problem: Problem, seed: int) -> Iterator[Schedule]:
     g = microbatch_graph(problem)
     if g is None:
         return
-
     near = partial(anneal_block, g, rounds=ANNEALING_ROUNDS, seed=seed)
     for block in shorter_blocks(g, serial_block(g), near, lambda: True):
         start = np.zeros(len(problem.passes), np.int64)

@@ -104,6 +104,11 @@ def message_rate(layout: Layout, cluster: Cluster) -> Many:
     return np.where(layout.devices > cluster.node, cluster.messages / cluster.node, cluster.inside.bytes_per_us)
 
 
+def exchange(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
+    """µs of the exchange of gradients after the pipeline, as in measured steps. parameters: of a rank."""
+    return _turns(layout) * _replica_turn(parameters, layout, cluster) * (1 - cluster.overlap)
+
+
 def exchange_pass(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
     """µs of a pass C, the exchange of a stage with this many parameters. Its overlap is in the graph, so none is subtracted;
     messages between stages that share its links make it longer by the cluster's `contention`."""
@@ -124,9 +129,8 @@ def update(parameters: Many, layout: Layout, cluster: Cluster, each: float | Non
 
 
 def after_pipeline(parameters: Many, layout: Layout, cluster: Cluster) -> Many:
-    """µs after the last compute pass of a measured step, with the exchange of gradients. parameters: of the fullest rank."""
-    exchange = _turns(layout) * _replica_turn(parameters, layout, cluster) * (1 - cluster.overlap)
-    return exchange + after_exchange(parameters, layout, cluster)
+    """µs after the last compute pass of a measured step. parameters: of the fullest rank."""
+    return exchange(parameters, layout, cluster) + after_exchange(parameters, layout, cluster)
 
 
 def after_exchange(parameters: Many, layout: Layout, cluster: Cluster, each: float | None = None) -> Many:
