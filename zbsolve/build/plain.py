@@ -66,8 +66,7 @@ LinkTimes = Table | Mapping[tuple[int, int], float]
 
 
 class Held(NamedTuple):
-    """Bytes of each stage and microbatch, shape (stages, microbatches) each: taken by F and freed by B; taken by F and freed
-    by W; taken by B and freed by W."""
+    """Bytes, shape (stages, microbatches) each: taken by F and freed by B; taken by F and freed by W; by B, and by W."""
 
     until_b: Ints
     until_w: Ints

@@ -320,8 +320,7 @@ def streams_bound(ranks: tuple[int, ...], value: int) -> Bound:
 
 
 def ranks_refute(problem: Problem, ranks: tuple[int, ...], value: int, solver: cp_model.CpSolver) -> bool | None:
-    """Whether these ranks alone need `value` µs or more; None if the solver does not find out in its time. For the span
-    there must be one rank."""
+    """Whether these ranks (for the span: one) alone need `value` µs or more; None if the solver finds no answer in time."""
     alone, head, tail = ranks_alone(problem, ranks)
     if int((head + alone.passes.duration + tail).max()) >= value:
         return True

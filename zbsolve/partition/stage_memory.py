@@ -207,8 +207,7 @@ class StageMemory:
         return tuple(fixed), tuple(moving)
 
     def message_room(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> MessageRoom:
-        """Sizes of the messages between stages, bytes, and what each rank keeps free for them. counts: layers of each stage;
-        routes: stage → rank, each."""
+        """Bytes of the messages between stages, and what each rank keeps free for them. counts, routes: as in `of_ranks`."""
         ranges = layer_ranges(counts)
         sizes = tuple(int(self._messages[here.stop]) // MESSAGES for here in ranges[:-1])
         ends = [[(ranges[stage].start, ranges[stage].stop) for stage in stages] for stages in _stages_of(routes)]

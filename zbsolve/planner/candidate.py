@@ -164,8 +164,7 @@ def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = Non
 
 
 def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, below: float = inf) -> Candidate | None:
-    """The candidate's partition and order with this model, cluster and memory. None where the schedule is not legal with
-    them, or where the step takes `below` µs or more."""
+    """The candidate's partition and order with this model, cluster and memory; None: not legal, or not below `below` µs."""
     layout, before = candidate.layout, candidate.schedule
     profile = layout_profile(model, layout, cluster)
     step = step_of(layout, memory, before.problem.layers, candidate.step.fused)

@@ -237,8 +237,7 @@ def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], wh
 
 
 def states_from(form: float | None, layers: Sequence[Layer], where: str) -> float:
-    """Bytes of parameters, gradients and optimizer state for each byte of parameters; 0 without parameters. Raises
-    BadInput where it is missing but needed."""
+    """The field `states` (see `STATES`); 0 without parameters. Raises BadInput where it is missing but needed."""
     if form is None and any(layer.parameter_bytes for layer in layers):
         raise BadInput(f"{where}: field 'states' is missing: {STATES}")
     return form or 0.0

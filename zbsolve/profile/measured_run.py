@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from statistics import median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -134,8 +134,7 @@ def _source(trace: Trace, base: Profile | None) -> str:
     return f"{base.source}, retimed by a run"
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(NamedTuple):
     """Passes of one kind and stage on one rank: rows of the problem's table."""
 
     rank: int

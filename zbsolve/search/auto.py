@@ -273,8 +273,7 @@ class _Bounds:
         return runs
 
     def told(self, schedule: Schedule, best: Run) -> Schedule:
-        """The schedule with the bound over every split of its placement, if it is a schedule of one of them and nothing else
-        was open."""
+        """The schedule, with the bound over every split of its placement if it is one of them and nothing else was open."""
         search = self.searches.get(best.name)
         if self.choices or search is None or search.bound <= 0 or not search.splits.covers(schedule.problem):
             return schedule

@@ -67,8 +67,7 @@ def move(race: Race, profile: Profile, way: Way, amount: float) -> None:
 
 
 def _in_turn(race: Race, starts: Sequence[Run], amount: float) -> Iterator[tuple[Run, float]]:
-    """The starts that may still win, each with the time that it must leave: the first may use half of the amount, the next
-    half of the rest, and the last all of the rest."""
+    """The starts that may still win, each with the time to leave: each may use half of what is left, the last all of it."""
     until = max(0.0, race.left - amount)
     for i, start in enumerate(starts):
         best = race.best()

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..ilp.bounds.bound import ALL_ORDERS, WHOLE, Bound
 from ..ilp.ranks.group_search import higher_bounds
-from ..util.machine import POLL, cores, run_threads
+from ..util.machine import POLL, run_threads
 from .sources import AHEAD, FIRST, LAST, TURNS, Arm, Search, arms_of
 from .state import LARGE_PASSES, State
 
@@ -162,7 +162,7 @@ def search_side_by_side(state: State, seed: int, steps: Iterator[None]) -> None:
         _find_on(state, next(further))
 
     further = (find(search_of(state, seed + SEED_STRIDE * k)) for k in count(1))
-    more = min((state.contest.threads or cores()) - 2, MAX_FINDERS, MAX_PASSES // len(state.problem.passes))
+    more = min(state.contest.all_threads - 2, MAX_FINDERS, MAX_PASSES // len(state.problem.passes))
     jobs: list[Callable[[], None]] = [partial(_find_on, state, steps), prove_first]
     jobs += [partial(_find_on, state, finder, place) for place, finder in enumerate(islice(further, max(0, more)), 1)]
     try:

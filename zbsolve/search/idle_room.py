@@ -225,8 +225,7 @@ def _bound(schedule: Schedule) -> int:
 
 
 def _alike(works: Sequence[Work], number: int) -> bool:
-    """Whether the pieces of a work are interchangeable: its ranks are open, all take equally long, and no other work takes
-    its results nor does it take another's."""
+    """Whether a work's pieces are interchangeable: its ranks are open, all take equally long, and no result is handed on."""
     tied = works[number].takes is not None or any(work.takes == number for work in works)
     return works[number].chosen and not tied and len(set(works[number].times)) == 1
 

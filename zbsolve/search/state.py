@@ -22,7 +22,7 @@ from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..util.clock import Clock, TimeUp
 from ..util.errors import Deadlock, NotFound
-from ..util.machine import half_of_cores
+from ..util.machine import cores, half_of_cores
 from ..verifier import verify
 
 LARGE_PASSES = 20_000  # above so many passes, relaxations cost more than they bring
@@ -56,6 +56,11 @@ class Contest:
     threads: int | None = None
     rival: Callable[[], float] = lambda: math.inf
     interrupted: Callable[[], None] = lambda: None
+
+    @property
+    def all_threads(self) -> int:
+        """Threads that the search may use."""
+        return self.threads or cores()
 
     @property
     def exact_threads(self) -> int:
@@ -159,8 +164,7 @@ class State:
                 self._changed()
 
     def raise_closed_forms(self) -> None:
-        """Raise the bound by closed forms until the value meets it. A large problem, or one of many lanes, tries as many
-        closed forms as there is time for."""
+        """Raise the bound by closed forms until the value meets it; for large problems, or many lanes, as time allows."""
         large = len(self.problem.passes) > LARGE_PASSES or len(self.problem.lanes) > MAX_LANES
         with suppress(TimeUp):
             for bound in each_closed_form(self.problem, self.clock if large else None):

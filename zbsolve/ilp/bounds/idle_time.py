@@ -115,8 +115,7 @@ def idle_between(problem: Problem, reach: Reach, rows: Ints, room: int) -> int:
 
 
 def reach_of(problem: Problem) -> Reach | None:
-    """The descendants for `waits_of`. None where waits are not computed: in large problems, with side streams or further
-    pools, and without memory limits."""
+    """The descendants for `waits_of`. None in large problems, with side streams or further pools, without memory limits."""
     if problem.capacity is None or problem.pools or len(problem.side_stream) or len(problem.passes) > MAX_PASSES:
         return None
     on_rank = np.bincount(problem.passes.rank, minlength=problem.ranks)

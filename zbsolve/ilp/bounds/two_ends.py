@@ -23,8 +23,7 @@ FAR = 1 << 60  # µs
 
 
 class _Rank(NamedTuple):
-    """One rank. F, B, W: µs of its passes of a microbatch. taken: bytes that F takes; w: bytes that W frees; capacity: bytes
-    that there are. lanes: those of F, B and W."""
+    """One rank. F, B, W: µs of its passes of a microbatch. taken: bytes that F takes; w: that W frees. lanes: of F, B, W."""
 
     F: int
     B: int
