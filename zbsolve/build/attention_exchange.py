@@ -153,7 +153,8 @@ def _check_handings(problem: Problem, costs: AttentionExchange, handed: Sequence
 
 
 def without_exchange(problem: Problem) -> Problem:
-    """The step's passes without parts and helpers, and edges between these: names for an order. Without exchange itself."""
+    """The step's passes without parts and helpers, and the edges between these: names for an order. The problem itself if
+    it has no exchange."""
     parts = problem.passes.that(feature=ATTENTION)
     return problem.only(np.flatnonzero(~parts)) if parts.any() else problem
 

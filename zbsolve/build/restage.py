@@ -24,7 +24,7 @@ def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
 
     A link between ranks takes as long as its slowest message; a link that had no message takes as long as the slowest one.
 
-    Raises BadInput for no plain step, or numbers of stages that do not fit; Infeasible where a rank fits no microbatch.
+    Raises BadInput for no plain step, or unfit numbers of stages; Infeasible where one microbatch no longer fits a rank.
     """
     if problem.features:
         others = [kind for kind in problem.passes.kinds if TABLE[kind].feature]

@@ -148,7 +148,8 @@ EVEN, EXCHANGE = "even", "exchange"  # kinds of slices, besides equal work
 
 
 def _choices(step: Any) -> list[Named]:
-    """Numbers of slices, doubling up to 2p, with which SlimPipe (arXiv 2504.14519) holds 1.5 microbatches and needs one."""
+    """Numbers of slices, doubling up to 2p. With 2p, SlimPipe (arXiv 2504.14519) holds half a
+    microbatch more than the one that it needs."""
     counts = [2**k for k in range(1, (2 * step.ranks).bit_length())]
     several = [(count, kind) for kind in kinds_of_slices(step, step) for count in counts if count <= most_slices(step)]
     return [in_slices(step, 1, EVEN), *(in_slices(step, number, kind) for number, kind in several if step.shards == 1)]

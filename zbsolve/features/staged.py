@@ -123,7 +123,8 @@ def _of(limits: Sequence[int] | None, asked: str | int | None) -> str:
 
 
 def plain_step(staged: Staged) -> Problem:
-    """The step with no feature but recompute; a microbatch for each slice, without keys. Raises BadInput, Infeasible."""
+    """The step without features except recompute. With slices it has a microbatch for each slice, without keys and values.
+    Raises BadInput, Infeasible."""
     step, profile, costs, cuts, counts = staged.step, staged.model, staged.costs, staged.cuts, staged.counts
     stages = [[profile.layers[i] for i in here] for here in layer_ranges(counts)]
     parts = [[costs.layers[i] for i in here] for here in layer_ranges(counts)]

@@ -216,7 +216,7 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
 
 
 def _behind_inputs(problem: Problem, start: Ints, end: Ints) -> None:
-    """Move side passes, in place, behind the side passes that they wait for. start, end: places in a row of both."""
+    """Move side passes, in place, behind the side passes that they wait for. start, end: places in a row of all."""
     e, aside = problem.edges, ~problem.computing
     both = e.only(np.flatnonzero(aside[e.before] & aside[e.after]))
     while (start[both.before] >= start[both.after]).any():  # one round for each link of a chain

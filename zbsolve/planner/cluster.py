@@ -52,7 +52,7 @@ class Cluster:
     copies: latency of a copy between a device and host memory, and bandwidth each way while both run; None: not known, so
         no layout copies activations there.
     host_memory: bytes of host memory for the activations of a device; None: no limit.
-    contention: factor, 1 or more, on an exchange of gradients while stages send messages; `CONTENTION` is an assumption.
+    contention: factor, 1 or more, on an exchange of gradients while stages send messages; assumed: `CONTENTION`.
     """
 
     name: str

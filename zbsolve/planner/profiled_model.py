@@ -155,7 +155,7 @@ class ProfiledModel:
 
     @property
     def source(self) -> str:
-        """Where the costs come from, in words: the profiles' sources, tensor ranks and sizes, and the error in between."""
+        """Where the costs come from, in words: the profiles' sources, tensor ranks, sizes, and the interpolation error."""
         named = (p.source.removeprefix("estimated: ").removesuffix(" tensor ranks").split(", ") for p in self.profiles)
         sources = ", ".join(dict.fromkeys(", ".join(part for part in words if not part.isdecimal()) for words in named))
         sizes = "; ".join(f"tp {tp}: {', '.join(map(str, row))}" for tp, row in self.points.items())

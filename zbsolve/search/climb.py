@@ -271,7 +271,8 @@ TURNS = ((True, 1.0), (False, 1.0), (False, 0.5), (False, 0.3))  # whether only 
 
 
 class Moved(NamedTuple):
-    """layers: of each stage. schedule: of another split; its order is meant for these layers. value: µs of that step."""
+    """layers: of each stage. schedule: one of another split, whose order is meant for these layers. value: µs of the step
+    with both."""
 
     layers: tuple[int, ...]
     schedule: Schedule
@@ -283,7 +284,7 @@ def moved_layers(schedule: Schedule, costs: StageCosts, target: int, clock: Cloc
     layers have times of. costs: of the step. target: µs at which to stop.
 
     A split that is solved by itself must be solved well before its value is known. Here a trial costs one decoding. First
-    only layers move and ranks keep their order; then start times too. Each turn goes on from the best result, and cooler."""
+    only layers move and ranks keep their order; then start times too. Each goes on from the best, at a lower temperature."""
     problem = schedule.problem
     graph = microbatch_graph(problem)
     if graph is None or len(np.unique(problem.passes.kind[graph.passes])) > len(costs.layer_totals[0]):

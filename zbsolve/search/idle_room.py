@@ -204,7 +204,8 @@ class _Search:
         return False
 
     def _in_gaps(self) -> Homes:
-        """A choice that puts open pieces into gaps of the step alone, the longest first, or where `homes_of` has them."""
+        """A choice that puts open pieces into gaps of the step alone, the longest piece first. Pieces that fit no gap stay
+        where `homes_of` has them."""
         assert self.alone is not None
         free = _gaps(self.alone)
         rank = np.repeat(np.arange(self.problem.ranks), [len(row) for row in free])
@@ -225,13 +226,13 @@ def _bound(schedule: Schedule) -> int:
 
 
 def _alike(works: Sequence[Work], number: int) -> bool:
-    """Whether a work's pieces are interchangeable: its ranks are open, all take equally long, and no result is handed on."""
+    """Whether a work's pieces are interchangeable: open ranks, equally long, and no other work takes or gives results."""
     tied = works[number].takes is not None or any(work.takes == number for work in works)
     return works[number].chosen and not tied and len(set(works[number].times)) == 1
 
 
 def _least_value(problem: Problem, works: Sequence[Work]) -> int:
-    """A lower bound of a step with these works over every choice, µs: a rank runs whole pieces, in the time that is left."""
+    """A lower bound of a step with these works over every choice, µs: a rank runs whole pieces, after its other passes."""
     busy = problem.busy.copy()
     for work in works:
         if not work.chosen and work.stream == "compute":

@@ -142,7 +142,8 @@ class Run:
 
 @dataclass
 class Job:
-    """A search of a run. amount: wall seconds, or effort. hint: its start; None: the run's own. options: more of `solve`."""
+    """A search of a run. amount: wall seconds, or effort. hint: the schedule to start from; None: the run's own. options:
+    further ones of `search.solve`."""
 
     run: Run
     amount: float

@@ -55,7 +55,7 @@ def each_closed_form(problem: Problem, clock: Clock | None = None) -> Iterator[B
 
 
 def closed_forms_within(problem: Problem, whose: int, clock: Clock | None = None) -> Iterator[Bound]:
-    """The closed forms of the span in the window of rank `whose`, one by one, its own first. Raises TimeUp by the clock."""
+    """The closed forms of the span in the window of rank `whose`, one by one, its own first. Raises TimeUp."""
     for bound in _of_window(_Relaxations(problem), whose):
         yield bound
         if clock is not None:

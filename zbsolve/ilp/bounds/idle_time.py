@@ -115,7 +115,7 @@ def idle_between(problem: Problem, reach: Reach, rows: Ints, room: int) -> int:
 
 
 def reach_of(problem: Problem) -> Reach | None:
-    """The descendants for `waits_of`. None in large problems, with side streams or further pools, without memory limits."""
+    """The descendants for `waits_of`. None in large problems, with side streams or further pools, or with no limits."""
     if problem.capacity is None or problem.pools or len(problem.side_stream) or len(problem.passes) > MAX_PASSES:
         return None
     on_rank = np.bincount(problem.passes.rank, minlength=problem.ranks)
@@ -170,7 +170,8 @@ class IdleTerms(NamedTuple):
 
 
 def idle_terms(problem: Problem, passes: Ints, capacity: int, times: int = 1) -> IdleTerms:
-    """The idle-time inputs of a rank with `passes` (rows) on one stream. capacity: bytes; times: of each microbatch."""
+    """The idle-time inputs of a rank that runs `passes` (rows) on one stream. capacity: bytes; times: how often each
+    microbatch of the problem occurs."""
     chains = _chains(problem, passes)
     if chains is None:
         return IdleTerms((), (), False)

@@ -23,7 +23,8 @@ FAR = 1 << 60  # µs
 
 
 class _Rank(NamedTuple):
-    """One rank. F, B, W: µs of its passes of a microbatch. taken: bytes that F takes; w: that W frees. lanes: of F, B, W."""
+    """One rank. F, B, W: µs of its passes of a microbatch. taken: bytes that F takes; w: bytes that W frees; capacity: bytes
+    that there are. lanes: those of F, B and W."""
 
     F: int
     B: int
@@ -59,7 +60,8 @@ class _States(NamedTuple):
 
 
 def idle_of_two(problem: Problem, times: int = 1) -> Iterator[Bound]:
-    """The bounds of the first rank with the last, and with the busiest. times: of the problem's microbatches in the step."""
+    """The bounds of the first rank with the last one, and with the one that has most work. times: the step has so many times
+    the problem's microbatches."""
     g = _plain(problem)
     if g is None:
         return

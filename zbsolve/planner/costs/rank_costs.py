@@ -230,12 +230,12 @@ def least_there(costs: Costs) -> Ints:
 
 
 def common_beside(costs: Costs) -> Ints:
-    """[layout]: bytes of `common` that a rank holds while its blocks keep a microbatch; with copies 0: they may be away."""
+    """[layout]: bytes of `common` that a rank holds while its blocks keep a microbatch; 0 with copies to the host."""
     return np.asarray(np.where(costs.stays, costs.common.held, 0))
 
 
 def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
-    """[role, layout]: bytes that a rank needs beside its blocks and their transient. microbatches: kept for the head."""
+    """[role, layout]: bytes that a rank needs beside its blocks and their transient. microbatches: those that the head keeps."""
     again = (on.embedding & on.head) if costs.tied else 0 * on.head
     tables = (on.embedding + on.head - again) * costs.table_states
     return np.asarray(tables + microbatches * on.head * costs.kept.head_moment + on.ends * costs.waiting)
