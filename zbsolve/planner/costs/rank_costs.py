@@ -235,7 +235,7 @@ def common_beside(costs: Costs) -> Ints:
 
 
 def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
-    """[role, layout]: bytes that a rank needs beside its blocks and their transient. microbatches: those that the head keeps."""
+    """[role, layout]: bytes that a rank needs beside its blocks and their transient. microbatches: kept by the head."""
     again = (on.embedding & on.head) if costs.tied else 0 * on.head
     tables = (on.embedding + on.head - again) * costs.table_states
     return np.asarray(tables + microbatches * on.head * costs.kept.head_moment + on.ends * costs.waiting)
