@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -68,16 +67,10 @@ def _already(parameters: Named) -> str:
     return next((f"; parameter {name} already had some" for name in names), "")
 
 
-def first_not_finite(losses: Mapping[int, float]) -> str:
-    """The first loss that is not finite, in words; "" where all are finite. losses: step → loss."""
-    return next((f"the loss of step {step} is {loss}" for step, loss in losses.items() if not isfinite(loss)), "")
-
-
 class Interpreter:
     """Runs one rank's program. transport: its `Mailbox`, or an object with the same methods. record: of the current step, or
     of the last one. handed_bytes: pass → bytes that another pass of this rank passed to it, in the last step that was
-    metered.
-    slack: decides what may run while the rank waits; None: nothing."""
+    metered. slack: decides what may run while the rank waits; None: nothing."""
 
     slack: Slack | None = None
 

@@ -204,7 +204,6 @@ def _check_type(mask: Any) -> None:
 
 def _check_mask(mask: Tensor, shape: Sequence[int]) -> None:
     """shape: of the scores, (batch, heads, queries, keys)."""
-    _check_type(mask)
     pairs = zip(reversed(mask.shape), reversed(shape), strict=False)
     if mask.dim() > len(shape) or any(size not in (1, wanted) for size, wanted in pairs):
         raise BadInput(f"sliced_attention: attn_mask {tuple(mask.shape)} does not broadcast to {tuple(shape)}")

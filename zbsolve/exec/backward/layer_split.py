@@ -16,7 +16,7 @@ from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
 from ..base.torch_private import gradient_edge, hooked, run_backward, version_of
-from ..base.values import checked, detached, gradients_of, release_memory, tensors_of, trained
+from ..base.values import checked, detached, gradients_of, local, tensors_of, trained
 from .deferral import Deferral, Queue, run_queue
 from .replay import torch_generators
 from .split import defer
@@ -111,8 +111,10 @@ class LayerSplit:
         return gradients_of(inputs)
 
     def give(self, kept: Kept, keeper: Keeper) -> None:
-        """Autograd's hooks have moved what the graph saved; free the leaves' memory, too (see `Split`)."""
-        release_memory(kept.inputs)
+        """Autograd's hooks have moved what the graph saved, such as inputs that layers need; free the memory of the leaves,
+        which are kept for their gradients alone, too (see `Split`)."""
+        for part in map(local, kept.inputs):
+            part.data = part.new_empty(()).expand(part.shape)
 
     def weights(self, kept: Kept) -> None:
         """W: compute the weight gradients that B queued."""

@@ -56,11 +56,10 @@ NOTHING = Role("nothing")
 @dataclass(frozen=True, eq=False)
 class Joint:
     """graph: (parameters, buffers, inputs, tangents) → (outputs, mutations, gradients). takes: name of an input node → its
-    role;
-    gives: the role of each output, in order. forwards: how many of the outputs belong to the forward. spec: the structure of
-    the outputs. mode: the fake tensor mode of the trace. passed: leaf of the outputs → leaf of the inputs that it is, if
-    that requires a gradient, which the graph does not compute. layouts: of outputs, tangents and gradients that are DTensors
-    outside of the graph. extra: the leaf after the outputs that layers add to the loss; None: nothing."""
+    role; gives: the role of each output, in order. forwards: how many of the outputs belong to the forward. spec: the
+    structure of the outputs. mode: the fake tensor mode of the trace. passed: leaf of the outputs → leaf of the inputs that
+    it is, if that requires a gradient, which the graph does not compute. layouts: of outputs, tangents and gradients that
+    are DTensors outside of the graph. extra: the leaf after the outputs that layers add to the loss; None: nothing."""
 
     graph: torch.fx.GraphModule
     takes: dict[str, Role]

@@ -246,14 +246,11 @@ class Said:
             whole = text if last else text[: text.rfind(b"\n") + 1]
             self._at[rank] += len(whole)
             for line in whole.splitlines():
-                self._told(rank, line)
-
-    def _told(self, rank: int, line: bytes) -> None:
-        if not line.strip() or line in self._known:
-            return
-        if len(self._known) < MOST_KNOWN:
-            self._known.add(line)
-        self._tell(f"{self._names[rank]}: {line.decode(errors='replace').rstrip()}")
+                if not line.strip() or line in self._known:
+                    continue
+                if len(self._known) < MOST_KNOWN:
+                    self._known.add(line)
+                self._tell(f"{self._names[rank]}: {line.decode(errors='replace').rstrip()}")
 
 
 def path_of(folder: Path, rank: int) -> Path:
