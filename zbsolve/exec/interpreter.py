@@ -32,20 +32,16 @@ def look_for_nonfinite(handler: Handler, parameters: Named, output: Any, losses:
     A pass that raises here sends nothing, so the pass in the error is the first one with NaN or inf. On a GPU this waits
     for the pass. Raises RunFailed.
     """
-    for tensor in _floating(read):
-        _look("the model's input", tensor)
-    for tensor in _floating(output):
-        _look(handler.makes, tensor, parameters)
+    for what, value, blamed in (("the model's input", read, ()), (handler.makes, output, parameters)):
+        for tensor in tensors_of(value):
+            if tensor.is_floating_point():
+                _look(what, tensor, blamed)
     for loss in losses:
         _look("its loss", loss, parameters)
     if handler.adds_gradients:
         for name, parameter in parameters:
             if parameter.grad is not None:
                 _look(f"the gradient of {name}", parameter.grad)
-
-
-def _floating(value: Any) -> list[Tensor]:
-    return [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
 
 
 def _look(what: str, tensor: Tensor, parameters: Named = ()) -> None:

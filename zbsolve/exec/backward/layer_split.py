@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...models.losses import auxiliary_loss, auxiliary_losses, without_metrics
+from ...models.losses import auxiliary_loss, auxiliary_losses, on_top, without_metrics
 from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
@@ -150,14 +150,9 @@ def seed_layer(seed: int, number: int) -> None:
     (_seeding[-1] if _seeding else set_seeds)(seed, number)
 
 
-@contextmanager
-def seeding(way: Callable[[int, int], None]) -> Iterator[None]:
+def seeding(way: Callable[[int, int], None]) -> AbstractContextManager[Any]:
     """A context in which `way` is called in place of `set_seeds`."""
-    _seeding.append(way)
-    try:
-        yield
-    finally:
-        _seeding.pop()
+    return on_top(_seeding, way)
 
 
 def layer_seed(seed: int, number: int) -> int:

@@ -127,10 +127,8 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
     norm = power if math.isinf(norm_type) else float(power ** (1 / norm_type))
     if error_if_nonfinite and not math.isfinite(norm):
         raise RunFailed(f"clip_grad_norm_: the norm of the gradients is {norm}")
-    factor = clip_factor(norm, max_norm)
-    present = [local(p.grad) for p in pipeline.module.parameters() if p.grad is not None]
-    if factor != 1:
-        scale_all(present, factor)
+    if (factor := clip_factor(norm, max_norm)) != 1:
+        scale_all([local(p.grad) for p in pipeline.module.parameters() if p.grad is not None], factor)
     return torch.tensor(norm, dtype=torch.float64)
 
 
