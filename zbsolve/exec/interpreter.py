@@ -255,10 +255,8 @@ class Interpreter:
         losses = self.record.losses[self._looked :]
         self._looked += len(losses)
         read = self.state.data.inputs[action.part] if action.reads else None
-        look_for_nonfinite(handler, self._parameters(action), output, losses, read)
-
-    def _parameters(self, action: Action) -> list[tuple[str, torch.nn.Parameter]]:
-        """The trained parameters of the pass's stage, with their names."""
         if action.stage in self.state.stages:
-            return self.state.stages[action.stage].named_parameters()
-        return [pair for part in self.state.parts for pair in part.own_parameters().get(action.stage, ())]
+            parameters = self.state.stages[action.stage].named_parameters()
+        else:
+            parameters = [pair for part in self.state.parts for pair in part.own_parameters().get(action.stage, ())]
+        look_for_nonfinite(handler, parameters, output, losses, read)

@@ -106,15 +106,13 @@ def run(
     """
     if one_device:
         schedule = load_unrolled(path)
-        trace = run_on_one_device(schedule, spec, options)
-        return Prediction.of(schedule), trace
+        return Prediction.of(schedule), run_on_one_device(schedule, spec, options)
     if not local:
         return run_torchrun(path, spec, options)
     given = read_schedule(path)
     checked = given.checked if isinstance(given, Rounds) else given
     assert checked is not None
-    measured = run_local(checked, spec, **vars(options))
-    return Prediction.of(checked), measured
+    return Prediction.of(checked), run_local(checked, spec, **vars(options))
 
 
 def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
