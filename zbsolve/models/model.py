@@ -69,25 +69,25 @@ def ties(layers: Iterable[tuple[int, nn.Module]]) -> tuple[tuple[Place, ...], ..
     return tuple(tuple(group) for group in places.values() if len(group) > 1)
 
 
-@contextmanager
-def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside, all modules are in eval mode; then as before."""
-    training = [part for module in modules for part in module.modules() if part.training]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
 def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn.Parameter) -> None:
     """Set `parameter` at all places of `group` that are in `layers`."""
     for i, name in group:
         if i in layers:
             parent, _, last = name.rpartition(".")
             setattr(layers[i].get_submodule(parent), last, parameter)
+
+
+@contextmanager
+def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Inside, all modules are in eval mode; then as before."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def seeded(seed: int, layer: int, build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -36,10 +36,9 @@ def evaluate(
     this pipeline's batch. Every rank calls this.
 
     inputs, targets: a tensor with any number of rows, or a list of microbatches; every row of `targets` has the same weight.
-    Ranks of the first stage read inputs, ranks of the last stage targets. If a layer of theirs is on all ranks,
-    all ranks read them. microbatches: the number that a tensor is split into; by default, that of
-    a training step. Layers run in eval mode; afterwards they have their former mode again. Raises BadInput on all
-    ranks together, and RunFailed as `step` does.
+    Ranks of the first stage read inputs, ranks of the last stage targets. If a layer of theirs is on all ranks, all ranks
+    read them. microbatches: the number that a tensor is split into; by default, that of a training step. Layers run in eval
+    mode; afterwards they have their former mode again. Raises BadInput on all ranks together, and RunFailed as `step` does.
     """
     batch = _Batch.of(pipeline, inputs, targets, microbatches, with_loss=True)
     total, _ = _ran(pipeline, batch, with_loss=True)
