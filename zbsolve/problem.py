@@ -49,8 +49,7 @@ class MessageRoom(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A training step: passes, the edges between them, memory and objective. Problems with the same content are equal and
-    share a `digest`.
+    """A training step: passes, edges between them, memory and objective. Equal content makes equal problems and digests.
 
     passes, edges: columns; `Problem.of` takes single ones.
     capacity: bytes of each rank's device; None: unlimited.
@@ -235,8 +234,7 @@ class Problem:
         return np.flatnonzero(chosen).astype(np.int64)
 
     def grid(self, *kinds: str) -> Ints:
-        """The row of each stage's and microbatch's pass of these kinds, shape (stages, microbatches); −1: none. Of several
-        slices it is the last one's."""
+        """Rows of stages' and microbatches' passes of these kinds (last slices), shape (stages, microbatches); −1: none."""
         rows, table = self.rows(*kinds), np.full((self.stages, self.microbatches), -1, np.int64)
         table[self.passes.stage[rows], self.passes.microbatch[rows]] = rows
         return table

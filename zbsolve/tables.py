@@ -90,8 +90,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Memory beside the ranks' devices, which ranks may share, such as the host memory of a node. capacity: bytes; None:
-    unlimited."""
+    """Memory beside devices, which ranks may share, such as a node's host memory. capacity: bytes; None: unlimited."""
 
     name: str
     capacity: int | None = None
@@ -104,8 +103,7 @@ def pass_name(kind: str, stage: int, microbatch: int, slice: int = 0) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Passes(Sequence[Pass]):
-    """A table of passes, one array a field, all of the same length. `kind` indexes KINDS, `streams` the sets of streams
-    `stream_sets`."""
+    """A table of passes, one array a field, of one length. `kind` indexes KINDS, `streams` the `stream_sets`."""
 
     kind: Ints
     stage: Ints
@@ -251,8 +249,7 @@ class Edges:
         sent: Ints | int = 0,
         pool: Ints | int = 0,
     ) -> Edges:
-        """Edges from rows `before` to rows `after`. The other columns have shape (edges,), or one value for all; `carries`
-        has words of CARGO."""
+        """Edges from rows `before` to `after`. Other columns: shape (edges,), or one value for all; `carries`: of CARGO."""
         none = np.zeros(len(before), np.int64)
         cargo = coded(carries, CARGO, "cargo", len(before))
         return cls(before, after, none + lag, none + bytes, cargo, none + sent, none + pool)

@@ -111,8 +111,7 @@ def searched_on(start: Answer, seconds: float, progress: Callable[[Search], None
 
 def compared(state: State, answered: Callable[[State], Answer]) -> Iterator[tuple[Row, ...]]:
     """Yields all rows so far, after each new one. The state's own row is first; then searches on the usual placements and
-    all named systems, the shortest first, and those that do not fit or are not defined last. answered: state → its answer,
-    which may be cached."""
+    all named systems, the shortest first, those that do not fit or are not defined last. answered: state → its answer."""
     began, rows = time.monotonic(), dict[State, Row]()
     for wanted in _others(state):
         late, placed = time.monotonic() - began > COMPARE_SECONDS, wanted
@@ -208,8 +207,7 @@ class Playground:
             self._longer.release()
 
     def warm(self, state: State) -> None:
-        """Start to answer and compare a state in a thread, so that kernels and tables are loaded before the first request.
-        Returns at once."""
+        """Answer and compare a state in a thread, so that kernels and tables are loaded before the first request."""
 
         def answer_all() -> None:
             for _ in self.compared(state):

@@ -204,8 +204,7 @@ def import_schedule(order: ForeignOrder, profile: Profile, **step: Any) -> Impor
 
 
 def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
-    """The problem of an order. If the order has BW for some passes, and B and W for others, so has the problem. Raises
-    BadInput, Infeasible."""
+    """The problem of an order, with BW where the order has it, and B and W elsewhere. Raises BadInput, Infeasible."""
     if order.factors and not profile.microbatch_factors:
         profile = replace(profile, microbatch_factors=order.factors)
     again = {cell.stage for cell in order.cells() if cell.kind == "X"}

@@ -105,9 +105,8 @@ def spans_of(schedule: Schedule) -> Spans:
 
 
 def order_for(schedule: Schedule, target: Target) -> Order:
-    """The order of `schedule` for `target`, without passes of a data-parallel group: engines run these by themselves. Raises
-    BadInput for an invalid schedule; Refused, naming the pass or edge, for what the target cannot express; Deadlock if its
-    ranks would wait forever."""
+    """The order of `schedule` for `target`, without passes of a data-parallel group. Raises BadInput if it is not valid;
+    Refused, naming the pass or edge, for what the target cannot express; Deadlock if its ranks would wait forever."""
     violations = verify(schedule.problem, schedule)
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
@@ -226,8 +225,7 @@ def _rows(schedule: Schedule) -> list[list[Cell]]:
 
 
 def _complete(rows: Sequence[Sequence[Cell]], placement: tuple[int, ...], target: Target) -> tuple[int, ...]:
-    """The microbatches in the order of the forwards that number them. Raises Refused where a microbatch lacks a pass on some
-    stage."""
+    """Microbatches in the order of the forwards that number them. Raises Refused where a stage lacks a pass of one."""
     last = len(placement) - 1
     numbering = last if target.numbered_by else 0
     order = tuple(m for stage, kind, m in rows[placement[numbering]] if (stage, kind) == (numbering, "F"))
@@ -259,8 +257,7 @@ def _check_rows(rows: Sequence[Sequence[Cell]], number: dict[int, int], target: 
 
 
 def needs(cell: Cell, backward: dict[tuple[int, int], str], last: int) -> list[Cell]:
-    """The passes that an engine waits for before `cell`. backward: (stage, microbatch) → "B" or "BW"; last: the last
-    stage."""
+    """The passes that must run before `cell`. backward: (stage, microbatch) → "B" or "BW". last: the last stage."""
     stage, kind, m = cell
     if kind == "F":
         return [Cell(stage - 1, "F", m)] if stage else []

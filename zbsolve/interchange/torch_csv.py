@@ -150,8 +150,7 @@ Links = dict[tuple[int, int], dict[int, int]]  # (source, destination) → lane 
 def write_long(
     long: RepeatedSchedule, target: Target, options: Options, described: Callable[[TorchOrder, Options], Export]
 ) -> LongExport:
-    """The CSV of a repeated schedule, generated line by line. described: makes the target's notes and facts. Raises as
-    `torch_order`."""
+    """The CSV of a repeated schedule, line by line. described: makes its notes and facts. Raises as `torch_order`."""
     if wrong := violations(long):
         raise BadInput(f"schedule: {wrong[0]}")
     first = order_for(long.first(), target)

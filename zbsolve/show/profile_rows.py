@@ -225,8 +225,7 @@ def pair_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 
 
 def copy_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row for each measured size of host↔device copies: times to the device and to the host, with idle and
-    with busy compute."""
+    """A header and a row a measured size of copies: times to device and to host, each with idle and with busy compute."""
     rows: list[tuple[str, ...]] = [
         ("copy", f"to device {units.time}", "beside compute", f"to host {units.time}", "beside compute")
     ]

@@ -131,8 +131,7 @@ def absent_lines(c: ScheduleComparison) -> list[str]:
 
 
 def _noise(under_noise: UnderNoise) -> tuple[str, Rows]:
-    """Step times where times of passes vary, with bounds; and the rank, and the kinds and stages of passes, that are most
-    often on the critical path."""
+    """Step times where times of passes vary, with bounds; the rank, kinds and stages most often on the critical path."""
     from ..noise import SHARES
 
     first = next(iter(under_noise.spreads.values()))

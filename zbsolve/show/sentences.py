@@ -29,8 +29,7 @@ def headline(schedule: Schedule, of_all: bool = False) -> str:
 
 
 def placed(problem: Problem) -> dict[str, Any]:
-    """`placement` as options name it (None: microbatches follow no route), the number of `stages`, and `stages_a_rank`: for
-    each rank, how many stages it has."""
+    """`placement` as options name it (None: no routes), the number of `stages`, and of each rank's (`stages_a_rank`)."""
     try:
         placement = "/".join(map(describe, problem.model_routes))
     except BadInput:

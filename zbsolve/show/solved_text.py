@@ -254,8 +254,7 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
 
 
 def _noise_lines(least_under_noise: LeastUnderNoise) -> list[str]:
-    """Step times where times of passes vary, and how much shorter they are than those of the order that is shortest by the
-    given times."""
+    """Step times where times of passes vary, and how much shorter they are than by the order best for the given times."""
     aim, drawn = least_under_noise.aim, least_under_noise.drawn
     unit, show = time_unit(max(spread.at(0.5)[0] for spread in drawn.spreads.values()))
     rows: list[tuple[str, ...]] = [(f"where times vary, {unit}", "as given", "mean", "p50", "p95", "p99")]
@@ -323,8 +322,7 @@ def _attention_in_words(gain: AttentionGain) -> str:
 
 
 def _memory_lines(solved: Solved) -> list[str]:
-    """The peak activations of each rank (of many ranks, the fullest and the emptiest), and the result of the search for less
-    memory."""
+    """Peak activations of each rank (or of the fullest and the emptiest), and what the search for less memory found."""
     problem, peaks = solved.schedule.problem, solved.schedule.timeline().peak_bytes
     rows, peak = [*_peak_rows(peaks, problem.capacity), *pool_lines(solved.schedule)], solved.peak
     rows += _waiting_rows(solved.schedule)

@@ -43,8 +43,7 @@ class PlainStep(NamedTuple):
 
 
 def step_in_rows(problem: Problem, name: str) -> PlainStep:
-    """The plain step of a problem; orders are rows of the problem's table. name: of the schedule, in errors. Raises BadInput
-    if the problem is not plain."""
+    """The plain step of a problem, for orders in rows of its table. Raises BadInput, naming `name`, if it is not plain."""
     stages, split = plain_stages(problem, name)
 
     def find(kind: str, stage: Ints, microbatch: Ints) -> Ints:

@@ -100,8 +100,7 @@ def step_for(name: str, profile: Profile, step: Step) -> Step:
 
     name: of the system.
     profile: the step's profile.
-    step: stages, placement and other fields stay (see `Step.with_backward`). Slices get equal times if the system needs
-    that.
+    step: its other fields stay (see `Step.with_backward`), but slices get equal times if the system needs that.
 
     Raises BadInput, Infeasible.
     """

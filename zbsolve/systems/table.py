@@ -143,8 +143,7 @@ def is_named(name: str) -> bool:
 
 
 def name_on(name: str, problem: Problem) -> str:
-    """The name of the schedule `name` on this problem: with a split backward `1f1b` is `1f1b-split`. Raises BadInput for an
-    unknown name."""
+    """The name of a schedule on this problem: with a split backward `1f1b` is `1f1b-split`. Raises BadInput if unknown."""
     if not is_named(name):
         raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
     other = system(name).split
@@ -226,8 +225,7 @@ def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, S
 
 
 class LongSystem(NamedTuple):
-    """A system with a periodic order. split: it is for steps with B and W. grouped: its rounds have as many microbatches as
-    there are ranks; otherwise one."""
+    """A system with a periodic order. split: for steps with B and W. grouped: a round has a microbatch a rank; else one."""
 
     order: RowsOrder
     split: bool

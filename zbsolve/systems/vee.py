@@ -238,9 +238,5 @@ def _with_shards(problem: Problem, name: str, shape: str, block: Block, chunks: 
     behind[p.microbatch[ends]] = tick[ends] + SLOT
     tick[S] = behind[p.microbatch[S]] + AT_S
     tick[T] = behind[p.microbatch[T]] + AT_T + SLOT * (wait if barriers == 2 else block.period)
-    return Schedule.of(problem, {f"compute:{rank}": _in_turn(problem, rank, tick) for rank in range(problem.ranks)})
-
-
-def _in_turn(problem: Problem, rank: int, tick: Ints) -> Ints:
-    rows = np.flatnonzero(problem.passes.rank == rank)
-    return rows[np.argsort(tick[rows], kind="stable")]
+    orders = {stream: rows[np.argsort(tick[rows], kind="stable")] for stream, rows in problem.members.items()}
+    return Schedule.of(problem, orders)

@@ -37,8 +37,7 @@ VALUE_COLOUR, BOUND_COLOUR, NAMED_COLOUR, BETWEEN_COLOUR = "#1a5a9c", "#2fa583",
 
 @dataclass(frozen=True)
 class Look:
-    """The style of a curve. mark: the corners of its marker, relative to its centre. Curves differ in their markers too, for
-    readers who do not see colours."""
+    """The style of a curve. mark: corners of its marker, relative to its centre, for readers who do not see colours."""
 
     colour: str
     thickness: float

@@ -110,8 +110,7 @@ class Gantt:
         yield from self._cells(rows, axis, y, tall) if narrow else self._passes(rows, axis, y, tall)
 
     def _cells(self, rows: Ints, axis: Axis, y: float, tall: float) -> Iterator[Mark]:
-        """Cells of about half a pixel (two dots of a printed picture), each in the colour of the kind that fills most of it;
-        one `Row` for each kind."""
+        """Cells of half a pixel (two dots of a print), in the colour of the kind that fills most of each; a `Row` a kind."""
         cell = 0.5 if self.style.unit == "px" else 0.64
         count = int(np.ceil((axis.right - axis.left) / cell))
         edges = self.begin + axis.first + np.arange(count + 1) * cell / axis.scale
