@@ -93,7 +93,7 @@ Split = tuple[int, ...]  # layers of each stage
 
 
 class LayerRow(NamedTuple):
-    """Equal layers in a row. times: µs of one's F, B and W, or F and BW. held: least bytes that one keeps for B."""
+    """Equal layers in a row. times: µs of one's F, B and W, or F and BW. held: least bytes it keeps until B or BW."""
 
     number: int
     times: tuple[float, ...]

@@ -176,8 +176,7 @@ class Passes(Sequence[Pass]):
         return self is other or all(np.array_equal(getattr(self, name), getattr(other, name)) for name in IDENTITY)
 
     def find(self, kind: Ints, stage: Ints, microbatch: Ints) -> Ints | None:
-        """The rows of the passes with these kinds (indices into KINDS), stages and microbatches, and slice 0; shape (n,)
-        each. None if one of them does not exist."""
+        """Rows of passes of these kinds (indices), stages, microbatches, and slice 0, shape (n,); None: one is missing."""
         place, widths = self._places
         wanted = np.stack([kind, stage, microbatch])
         if len(place) == 0 or (wanted >= np.array(widths)[:, None]).any():

@@ -186,10 +186,10 @@ def _measured(options: argparse.Namespace) -> Profile | None:
     traffic, processes = word_and_number(options.beside, TRAFFIC, "--beside")
     timeout, device = options.seconds + 600, _device(options)
     spread = joined(options.mesh, timeout, device) if options.mesh else None
+    how = {name: getattr(options, name) for name in ("seed", "seconds", "optimizer_states")} | {"device": str(device)}
     if spread is not None and spread.beside:
         if spread.measures:
-            how = {"seed": options.seed, "seconds": options.seconds, "optimizer_states": options.optimizer_states}
-            take_part(options.model, spread, device=str(device), **how)
+            take_part(options.model, spread, **how)
         return None
     if spread is not None and not spread.measures:
         survey(timeout, device, spread.mesh.group)
@@ -199,17 +199,14 @@ def _measured(options: argparse.Namespace) -> Profile | None:
     try:
         return measure(
             options.model,
-            seed=options.seed,
-            seconds=options.seconds,
             busy_processes=processes,
             traffic=traffic,
-            optimizer_states=options.optimizer_states,
-            device=str(device),
             split=options.split,
             progress=progress_line,
             spread=spread,
             slices=options.slices,
             capture=options.capture,
+            **how,
         )
     except OutOfMemory as error:
         kept = ""

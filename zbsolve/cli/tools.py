@@ -312,7 +312,7 @@ def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[N
 
 
 def word_and_number(text: str, word: str, option: str) -> tuple[bool, int]:
-    """Whether `word` is in the text of an option, and the number in it (0: none), after a comma. Raises BadInput."""
+    """Whether an option's text has `word`, and its number (0: none); a comma is between them. Raises BadInput."""
     words = text.split(",") if text else []
     numbers = [name for name in words if name != word]
     if len(words) > len(set(words)) or len(numbers) > 1 or not all(map(str.isdecimal, numbers)):

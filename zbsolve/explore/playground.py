@@ -1,5 +1,4 @@
-"""Answers of the playground: from a state to its schedule with value and bound. A running page remembers its profile and
-answers by state, and runs at most one longer search at a time."""
+"""Answers of the playground, from a state to its schedule, value and bound, kept by state. One longer search at a time."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ def _searched_by(problem: Problem) -> str:
 
 
 def searched_on(start: Answer, seconds: float, progress: Callable[[Search], None]) -> Answer:
-    """The answer after a further search of `seconds` from `start`; it is never worse. progress: called with the
-    search's state whenever value or bound improves."""
+    """The answer, never worse, after a search of `seconds` from `start`. progress: called with each better state."""
     problem = start.schedule.problem
     more = solve(problem, seconds=seconds, hint=start.schedule, progress=progress)
     return replace(start, schedule=better(start.schedule, more), options=f"--seconds {seconds:g}")

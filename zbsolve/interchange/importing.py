@@ -127,8 +127,7 @@ NODES = {"func_type": primus.read, "minibatch": colossalai.read}  # a field that
 
 @dataclass(frozen=True)
 class Imported:
-    """A file's order with a profile's times. violations: of the schedule's rules; (): the schedule is valid. memory: all
-    bytes of each rank; None: no limit."""
+    """A file's order with a profile's times. violations: of rules; (): valid. memory: bytes of each rank; None: no limit."""
 
     order: ForeignOrder
     schedule: Schedule

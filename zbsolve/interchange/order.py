@@ -18,9 +18,8 @@ from ..build.untrained import untrained_stages, with_backward
 from ..kinds import SHARDING, TABLE
 from ..placement import describe
 from ..planner.engines import ANY, Target
-from ..problem import Problem, pass_name
+from ..problem import Ints, Problem, pass_name
 from ..schedule import Schedule
-from ..tables import Ints
 from ..timeline import Precedence, longest_path
 from ..util.errors import BadInput
 from ..verifier import verify
@@ -47,8 +46,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """A schedule for one engine. rows: each rank's passes in order. placement: stage → rank. microbatches: the engine's
-    microbatch i is the schedule's `microbatches[i]`."""
+    """A schedule for one engine. rows: of each rank. placement: stage → rank. microbatches: the engine's number → ours."""
 
     schedule: Schedule
     rows: tuple[tuple[Cell, ...], ...]
@@ -124,8 +122,7 @@ def order_for(schedule: Schedule, target: Target) -> Order:
 
 
 def group_passes(problem: Problem) -> Ints:
-    """Rows of passes in which a data-parallel group communicates: gathers and reductions of sharded parameters, and passes C
-    of stages on one rank, which are sums over replicas."""
+    """Rows of a data-parallel group's passes: gathers, reductions, and passes C of stages on one rank, over replicas."""
     homes = np.array([len(ranks) for ranks in problem.stage_ranks])
     sums = problem.passes.are("C") & (homes[problem.passes.stage] == 1)
     return np.flatnonzero(sums | problem.passes.that(feature=SHARDING))

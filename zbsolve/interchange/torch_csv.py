@@ -122,8 +122,7 @@ def described(made: TorchOrder, options: Options) -> Export:
 
 
 def _overtaken(order: Order) -> tuple[str, ...]:
-    """A line for each pair of ranks (sender, receiver) whose messages are not used in the order in which they are sent. It
-    names passes with the schedule's numbers of microbatches."""
+    """A line a pair of ranks whose messages are not used in the order in which they are sent, in the schedule's numbers."""
     sent: dict[tuple[int, int], list[Cell]] = {}
     used: dict[tuple[int, int], list[Cell]] = {}
     placement, backward = order.placement, backwards(order.rows)

@@ -77,8 +77,7 @@ def steps_and_bounds(rows: Sequence[tuple[float, float]]) -> list[tuple[str, str
 
 
 def _behind(best: Candidate, cluster: Cluster) -> str:
-    """The exposed time of the exchange of gradients and parameters, its total time, and the contention assumed for it;
-    then the other time after the last compute pass."""
+    """The exchange's exposed and total time, with its contention; then the other time after the last compute pass."""
     problem = best.schedule.problem
     rows = problem.rows("C", "RS")
     if not len(rows):

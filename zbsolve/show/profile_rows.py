@@ -104,8 +104,7 @@ def _error(profile: Profile, layer: Layer, kind: str) -> float | None:
 
 
 class Bar(NamedTuple):
-    """A bar in a row of the picture. what: its name. said: its number as text. left, width: its begin and length relative to
-    the row. unsure: the number's error is large (see UNSURE)."""
+    """A bar in a row. what: its name. said: its number. left, width: relative to the row. unsure: its error (see UNSURE)."""
 
     what: str
     colour: str

@@ -1,5 +1,4 @@
-"""Named schedules in which all microbatches go in one direction: GPipe, 1F1B, interleaved 1F1B, zero-bubble schedules,
-grouped interleaving, and PipeDream's asynchronous ones."""
+"""Named schedules in one direction: GPipe, 1F1B, interleaved and grouped ones, zero-bubble ones, and PipeDream's."""
 
 from __future__ import annotations
 
@@ -13,9 +12,8 @@ from ..greedy.lists.list_scheduler import list_schedule
 from ..greedy.lists.policy_annealing import starting_policies
 from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..placement import describe
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import BadInput
 from .plain_step import PlainStep, Rows, WrongPlacement, check_plain, order_of, plain_stages, rows_of, step_in_rows
 

@@ -11,9 +11,8 @@ import numpy as np
 from ..greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
 from ..kinds import ATTENTION, KINDS
 from ..placement import describe
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import BadInput
 
 
@@ -95,8 +94,7 @@ def rows_of(name: str) -> Callable[[Callable[[PlainStep], Rows]], RowsOrder]:
 
 
 def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
-    """(stage → rank, whether the backward is split). name: of the schedule, in errors. Raises BadInput if the problem has
-    other passes or a stage on several ranks."""
+    """(stage → rank, whether the backward is split). Raises BadInput, naming `name`, for other passes and shared stages."""
     passes, kinds = problem.passes, set(problem.passes.kinds)
     homes = problem.stage_ranks
     whole = len(passes) == len(kinds) * problem.stages * problem.microbatches

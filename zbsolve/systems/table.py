@@ -168,7 +168,8 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
             return entry.order(problem)
         plain = without_side_streams(problem) if plain is None else plain
         kept, waits = without_recompute(plain)
-        order = _in_front(entry.order(with_backward(kept)), kept)
+        order = entry.order(with_backward(kept))
+        order = order if order.problem is kept else order.within(kept)  # untrained first stages lack backwards
         with prefixed(entry.name):
             _ = order.sequences  # raises for passes that the problem does not have
         schedule = with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
@@ -178,14 +179,6 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
         raise BadInput(f"{entry.name}: {error}") from None
     except WrongPlacement as error:
         raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
-
-
-def _in_front(schedule: Schedule, problem: Problem) -> Schedule:
-    """The same order for a problem that may lack backwards of untrained first stages."""
-    if schedule.problem is problem:
-        return schedule
-    rows = {stream: tuple(name for name in names if name in problem.index) for stream, names in schedule.order.items()}
-    return Schedule(problem, rows)
 
 
 def _with_recompute(schedule: Schedule, problem: Problem, waits: Mapping[str, str]) -> Schedule:

@@ -13,9 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..build.sharded import regathered
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import BadInput
 
 WINDOW = 3

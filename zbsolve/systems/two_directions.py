@@ -223,17 +223,10 @@ def _mirrored(problem: Problem, name: str, pairs: int | None = None) -> tuple[tu
     if set(kinds.values()) != {ranks * m} or not (split or set(kinds) == FUSED):
         raise BadInput(f"{name}: needs F, B, W (or F, BW) passes of one stage a rank and direction, not {kinds}")
     routes = tuple(problem.routes[i % len(problem.routes)] for i in range(m))
-    count = next((f for f in range(1, ranks // 2 + 1) if routes == _turns(ranks, f, m)), None)
+    ways = {f: mirror(ranks, f) for f in range(1, ranks // 2 + 1) if ranks % (2 * f) == 0}
+    count = next((f for f, way in ways.items() if routes == tuple(way[i % len(way)] for i in range(m))), None)
     if count is None or pairs not in (None, count):
         raise WrongPlacement(
             f"{name}: is defined for placement mirror only" + (", an even number of ranks" if ranks % 2 else "")
         )
     return routes[: 2 * count], split
-
-
-def _turns(ranks: int, pairs: int, m: int) -> tuple[tuple[int, ...], ...]:
-    """Microbatch → its route in `placement.mirror`."""
-    if ranks % (2 * pairs):
-        return ()
-    routes = mirror(ranks, pairs)
-    return tuple(routes[i % len(routes)] for i in range(m))

@@ -56,8 +56,7 @@ def fit(recording: Recording) -> bool:
 
 
 def only_fitting(recording: Recording) -> Recording:
-    """The recording without steps in which a message arrives before it was sent. Raises BadInput, naming step and passes, if
-    too many steps have such a message."""
+    """The recording without steps in which a message arrives before it was sent. Raises BadInput if these are too many."""
     early = [min(step.hops(), key=lambda hop: hop.delay, default=None) for step in recording.steps]
     wrong = {
         number: hop

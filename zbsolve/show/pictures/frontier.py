@@ -139,8 +139,7 @@ def chart_drawing(
     texts: tuple[str, str],
     style: Style,
 ) -> Drawing:
-    """A chart over memory. frontier: sets the scales. entries: of the legend. inside: makes the marks inside the chart.
-    texts: the headline above and the sentence below."""
+    """A chart over memory. frontier: for scales. entries: of the legend. inside: makes marks. texts: headline, sentence."""
     headline, sentence = texts
     scale = style.size / LETTERS  # the layout is for a font size of 12 pixels, and scaled at the end
     width = style.width / scale
