@@ -143,7 +143,7 @@ def is_named(name: str) -> bool:
 
 
 def name_on(name: str, problem: Problem) -> str:
-    """The name of the schedule `name` on a problem: with a split backward `1f1b` is `1f1b-split`. Raises BadInput if unknown."""
+    """The name of schedule `name` there: with a split backward `1f1b` is `1f1b-split`. Raises BadInput if unknown."""
     if not is_named(name):
         raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
     other = system(name).split
