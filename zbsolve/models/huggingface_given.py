@@ -370,7 +370,8 @@ def hear(layer: nn.Module, balance: Balance) -> None:
 
 def heard() -> AbstractContextManager[list[Tensor]]:
     """A context that collects the logits of all routers that run in it."""
-    return on_top(_listening, list[Tensor]())
+    logits: list[Tensor] = []  # Dynamo traces no `list[Tensor]()`
+    return on_top(_listening, logits)
 
 
 @cache
