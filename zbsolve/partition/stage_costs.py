@@ -265,8 +265,7 @@ def least_step(costs: StageCosts, objective: str) -> int:
     the layers before it. All-to-alls count on both paths. Also, one microbatch's whole path through the stage, F and B of
     all layers in one row, comes after m − 1 of its passes F, or before as many passes B. A dynamic programme finds the least
     maximum over j of both. A second bound spreads all work over all ranks, with each rank's wait before its first F and
-    after its last backward; S and T are work of every rank. Where microbatches take several routes
-    only the work counts.
+    after its last backward; S and T are work of every rank. Where microbatches take several routes only the work counts.
     """
     kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
     sums = [spans([getattr(c, kind) for c in costs.layers]) for kind in kinds]
@@ -337,8 +336,8 @@ def _most(each: Floats) -> Floats:
 
 def _ends(costs: StageCosts) -> Floats:
     """A lower bound, µs, on what each rank idles: before the first F of its stages, and after the last backward of them. In
-    a row both are those of its first stage. The second counts only where backwards are fused and ranks have no T:
-    else a W or T can still run then.
+    a row both are those of its first stage. The second counts only where backwards are fused and ranks have no T: else
+    a W or T can still run then.
 
     Each stage has a layer, so at least as many layers as stages come before a stage, and after it."""
     route, more = np.array(costs.routes[0]), len(costs.layers) - costs.stages
