@@ -98,8 +98,8 @@ def mixed(problems: Sequence[Problem], kinds: Sequence[int]) -> Problem:
     problems: steps of one kind of microbatch each, alike in all but numbers.
     kinds: shape (microbatches,), an index of `problems` for each.
 
-    Passes and edges of no microbatch have the largest numbers of all problems, and
-    ranks have the least memory. Raises BadInput, and Infeasible where a microbatch alone does not fit.
+    Passes and edges of no microbatch have the largest numbers of all problems, and ranks have the least memory. Raises
+    BadInput, and Infeasible where a microbatch alone does not fit.
     """
     first = problems[0]
     for number, other in enumerate(problems):

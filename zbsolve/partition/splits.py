@@ -44,7 +44,7 @@ from .cuts import Floats
 from .stage_costs import StageCosts, least_step
 from .stage_memory import StageMemory
 
-MAX_LAYERS, MOST_OF_SIMPLE = 100_000, 2_000  # most layers of a file, and of a simple bound
+MAX_LAYERS, MOST_OF_SIMPLE = 100_000, 20_000_000  # most layers of a file; stages · layers² of a simple bound (a second)
 SCALE = 1000  # units in a µs, where layers' times are not whole
 NEARLY, MAX_DESCENTS = 0.001, 2000  # descents go on from splits that cost at most this share more; their number at most
 INTERRUPTIBLE = 0.3  # effort of descents in one call, which Ctrl-C does not end
@@ -150,13 +150,14 @@ class Splits:
 
     @cached_property
     def simple(self) -> int:
-        """A lower bound, µs, on the step of every split, from times alone (`least_step`); 0 if layers are very many."""
+        """A lower bound, µs, on the step of every split, from times alone (`least_step`); 0 if that takes too long."""
         fused = len(self.times) == 2
         each: list[tuple[float, float, float, float]]
         each = [(F, 0.0, 0.0, b[0]) if fused else (F, b[0], b[1], 0.0) for F, *b in zip(*self.times, strict=True)]
         layers = tuple(Layer("", *times, 0, 0, 0, 0, message=self.message) for times in each)
         costs = StageCosts(layers, NO_LINK, 1.0, (), (), (), (self.ranks,), self.microbatches, None, fused)
-        return least_step(costs, "makespan") if self.layers <= MOST_OF_SIMPLE else 0
+        few = max(20, self.stages) * self.layers**2 <= MOST_OF_SIMPLE  # few stages still need memory for layers²
+        return least_step(costs, "makespan") if few else 0
 
     def problem(self, counts: Sequence[int]) -> Problem:
         """The step of one split. Its lower bounds also hold for a step whose passes take longer or keep more."""

@@ -326,8 +326,8 @@ def _whole_ways(costs: StageCosts) -> list[Floats]:
 
 def _ends(costs: StageCosts) -> Floats:
     """A lower bound, µs, on what each rank idles: before the first F of its stages, and after the last backward of them. In
-    a row both are those of its first stage. The second counts only where backwards are fused and ranks have no T:
-    else a W or T can still run then.
+    a row both are those of its first stage. The second counts only where backwards are fused and ranks have no T: else
+    a W or T can still run then.
 
     Each stage has a layer, so at least as many layers as stages come before a stage, and after it."""
     route, more = np.array(costs.routes[0]), len(costs.layers) - costs.stages

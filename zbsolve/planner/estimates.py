@@ -82,9 +82,8 @@ def room_on_a_rank(bounds: SpaceBounds, memory: int) -> Floats:
 
 
 def _exposed(layout: Layout, costs: Costs) -> Floats:
-    """[layout]: µs of exchanges before the first compute pass and after the last one, less what
-    bounds already count. Stages of a rank end in turn, each after the last microbatches of a round have passed the next
-    stage."""
+    """[layout]: µs of exchanges before the first compute pass and after the last one, less what bounds already count. Stages
+    of a rank end in turn, each after the last microbatches of a round have passed the next stage."""
     blocks = costs.blocks / layout.stages
     each = blocks * costs.exchange.block + costs.exchange.table / layout.chunks
     between = np.minimum(layout.pp, layout.count) * blocks * (costs.block.B + costs.block.W)

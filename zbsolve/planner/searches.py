@@ -194,8 +194,8 @@ def price_named(race: SpaceRace) -> None:
 
 
 def _of_known_orders(race: SpaceRace) -> Promise:
-    """The estimates of layouts that known orders fit; others are infinite. What is not plain needs
-    orders of its own, so these layouts, and those with large steps, are left to searches."""
+    """The estimates of layouts that known orders fit; others are infinite. What is not plain needs orders
+    of its own, so these layouts, and those with large steps, are left to searches."""
     layout = race.bounds.layout
     return Promise.of(layout, np.where(layout.is_plain & (pass_counts(race.bounds) <= LARGE), race.promise.estimate, np.inf))
 

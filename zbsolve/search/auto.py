@@ -170,8 +170,8 @@ class _Bounds:
             if run.problem is None or run.name != run.place or run.name in self.searches:
                 continue
             splits = Splits.of(run.step.costs(profile))
-            ways = () if splits is None else (replace(splits, room=None), splits)  # with recompute, F keeps less
-            for way in (way for way in ways if way.covers(run.problem)):
+            ways = () if splits is None else (splits, replace(splits, room=None))  # with recompute, F keeps less
+            for way in islice((way for way in ways if way.covers(run.problem)), 1):
                 self.searches[run.name] = SplitSearch(way, serial_length(run.problem))
 
     def begin(self, race: Race, amount: float) -> None:

@@ -91,9 +91,9 @@ def bound_rows(costs: Costs, layout: Layout, capacity: int | None) -> Rows:
 
 
 def chain_bounds(costs: Costs, layout: Layout) -> Ints:
-    """[layout]: µs of one microbatch's forwards and backwards without W, the same for every partition. It is that
-    of the last part, whose B come after its F and before the B of all other parts. It includes collectives and passes S that
-    all ranks have, the last stage's copies, and the first stage's exchange before its passes."""
+    """[layout]: µs of one microbatch's forwards and backwards without W, the same for every partition. It is that of the
+    last part, whose B come after its F and before the B of all other parts. It includes collectives and passes S that all
+    ranks have, the last stage's copies, and the first stage's exchange before its passes."""
     collectives = costs.common.gap + 2 * costs.common.lookup + costs.exchange.table_before
     return np.asarray(costs.part.chain + 2 * _messages(layout) * costs.part.sent + collectives + costs.copies.chain)
 

@@ -22,7 +22,7 @@ ROUNDED = 1.0  # µs: a stage's slice is the difference of two rounded times, so
 
 def in_slices(block: LayerCosts, shape: Shape, layout: Layout, cluster: Cluster) -> LayerCosts:
     """The block with what cut sequences need to know of its attention."""
-    several = np.where(np.asarray(layout.parts) > 1, 1, 0)
+    several = np.where(layout.parts > 1, 1, 0)
     forward, backward = (several * us for us in _attention_times(shape, layout, cluster))
     return block._replace(attention_F=forward, attention_B=backward, kv_bytes=several * np.ceil(key_bytes(shape, layout)))
 
