@@ -56,6 +56,7 @@ def test_a_kind_from_outside_runs_on_ranks() -> None:
     for rank in ranks:
         assert rank["T"]["ran"] == 8
         assert rank["S"]["ran"] in (4, 8)  # the last stage has none
+        assert rank["QF"]["ran"] == 16
 
 
 def test_kinds_that_only_begin_work_are_those_that_do_something_beside() -> None:
