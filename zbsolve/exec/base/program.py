@@ -11,8 +11,8 @@ class Message:
     """A tensor or pytree that pass `before` on rank `source` makes and pass `after` on rank `destination` takes: the
     activation after stage `boundary`, or (`gradient`) the gradient of one, with the same shape. part: see `Action`. beside:
     for a side input that stage `boundary` gives, and for its gradient, the first stage there that takes it; 0: a message
-    from one stage to the next. own: the kind of the pass at its later stage, if it was registered; "": it is zbsolve's. Sender
-    and receiver have the same object, if one call of `lower` made both."""
+    from one stage to the next. own: the kind of the pass at its later stage, if it is a registered one. Sender and receiver
+    have the same object, if one call of `lower` made both."""
 
     before: str
     after: str
