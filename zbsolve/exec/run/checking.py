@@ -138,7 +138,9 @@ def _reference(
 
 
 def _parts(pipeline: Pipeline | OneDevice) -> Sequence[Part]:
-    return pipeline.parts if isinstance(pipeline, Pipeline) else ()
+    if isinstance(pipeline, Pipeline):
+        return pipeline.parts
+    return tuple({type(part): part for rank in pipeline.interpreters for part in rank.state.parts}.values())
 
 
 MAX_ROUNDING = 1e-5  # the largest difference between float32 and float64 that counts as rounding
