@@ -106,21 +106,21 @@ class OneDevice:
         self.hooks = Hooks()
         self.microbatches = self.inputs = self.targets = range(problem.microbatches)
         self.copies = DeviceCopies()
-        self.parts: list[dict[int, nn.Module]] = []
         self.interpreters: list[Interpreter] = []
         self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
         parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss, split)
         programs, names = lower(self.view, training=not forwards_alone(problem)), dict[int, Any]()
+        layers: list[dict[int, nn.Module]] = []
         for program in programs:
             made = build(model.build, layer_numbers(self.counts, program.stages), self.device)
-            known = {id(layer) for others in self.parts for layer in others.values()}
+            known = {id(layer) for others in layers for layer in others.values()}
             # A builder may give the same layers to all ranks.
-            self.parts.append({i: deepcopy(layer) if id(layer) in known else layer for i, layer in made.items()})
+            layers.append({i: deepcopy(layer) if id(layer) in known else layer for i, layer in made.items()})
             names |= {i: names_of(layer, i) for i, layer in made.items()}
-        _share(self.parts, model.tied)
+        _share(layers, model.tied)
         given = Given(model.build, model.loss, model.tied, None, None, self.device, seed, split, work=model.work)
         sides = Between.of([names[i] for i in sorted(names)], self.counts, problem)
-        for program, own in zip(programs, self.parts, strict=True):
+        for program, own in zip(programs, layers, strict=True):
             check_untrained(problem, self.counts, program.stages, own)
             stages = stages_of(own, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
@@ -129,8 +129,9 @@ class OneDevice:
             connecting = Connecting(built, given, stages, ALONE, Peers(ALONE, 0), hook, [part for part in features if part])
             state = RankState(stages, connect_parts(connecting, PARTS[FROM_HERE:]))
             self.interpreters.append(Interpreter(program, state, self.copies, hook))
-        self.layers = {i: layer for own in reversed(self.parts) for i, layer in own.items()}
-        self.modules = [nn.ModuleList(own.values()) for own in self.parts]
+        self.layers = {i: layer for own in reversed(layers) for i, layer in own.items()}
+        self.modules = [nn.ModuleList(own.values()) for own in layers]
+        self.parts = {type(part): part for each in self.interpreters for part in each.state.parts}.values()
         self.order, self.table = _in_order(schedule, self.interpreters), Table.of(schedule, programs, emulated=False)
 
     def wait_gradients(self) -> None:

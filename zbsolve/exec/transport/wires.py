@@ -256,12 +256,13 @@ def break_off_groups(groups: Iterable[Any], device: torch.device) -> None:
 
 
 @contextmanager
-def losing(peer: int | None) -> Iterator[None]:
-    """Any exception of a backend inside means that `peer` (None: some rank) is lost: raises LostRank."""
+def losing(peer: int | None, what: str = "") -> Iterator[None]:
+    """Any exception of a backend inside means that `peer` (None: some rank) is lost: raises LostRank. what: was tried."""
     try:
         yield
     except Exception as error:
-        raise LostRank(f"{'' if peer is None else f'waiting for rank {peer}: '}{reason(error)}", peer) from None
+        what = what or ("" if peer is None else f"waiting for rank {peer}")
+        raise LostRank(f"{what}: {reason(error)}" if what else reason(error), peer) from None
 
 
 @contextmanager
