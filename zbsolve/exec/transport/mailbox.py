@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from threading import Event, Lock, Thread
 from typing import Any
@@ -209,7 +209,7 @@ class Mailbox:
     def receive(self, message: Message) -> None:
         """On a GPU, launch all that receives the message, once its format is known. Raises LostRank."""
         if self._rows is not self._host:
-            with losing(message.source, f"waiting for {message.before} from rank {message.source}"):
+            with _waiting(message):
                 self._rows.receive(message, self._known(message)[0])
 
     def here(self, message: Message) -> bool:
@@ -218,7 +218,7 @@ class Mailbox:
 
     def take(self, message: Message) -> tuple[Any, Any]:
         """Wait for a message. Returns its value and its arrival: monotonic ns, or a mark. Raises LostRank."""
-        with losing(message.source, f"waiting for {message.before} from rank {message.source}"):
+        with _waiting(message):
             coming, agreed = self._known(message)
             del self._posted[message]
             row, when = self._rows.take(message, coming)
@@ -281,7 +281,7 @@ class Mailbox:
 
     def tell(self, tensor: Tensor, destination: int, tag: int) -> None:
         """Start to send a tensor that is no message of the schedule. Never waits. Raises LostRank."""
-        with losing(destination, f"sending to rank {destination}"):
+        with losing(destination, f"sending to rank {destination}: "):
             self._host.sent.keep(self._wires.send(tensor, destination, tag), tensor)
 
     def ask(self, tensor: Tensor, source: int, tag: int) -> None:
@@ -337,3 +337,8 @@ def _unlike(made: Format, agreed: Format, then: Mapping[str, bool], now: Mapping
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         why = f"requires_grad of {changed[0]}{more} changed"
     return f"makes {made} that needs {word} gradient, unlike before: {why}; make a new Pipeline of the same layers for it"
+
+
+def _waiting(message: Message) -> AbstractContextManager[None]:
+    """What is raised inside means that the message does not come: raises LostRank."""
+    return losing(message.source, f"waiting for {message.before} from rank {message.source}: ")
