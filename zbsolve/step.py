@@ -96,9 +96,9 @@ class PlainStep:
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        for name in (step_field.name for step_field in STEP_FIELDS if step_field.kind is int):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name}: at least 1 is needed, got {getattr(self, name)}")
+        for row in (step_field for step_field in STEP_FIELDS if step_field.kind is int):
+            if (number := getattr(self, row.name)) < 1 and number != row.default:
+                raise BadInput(f"{row.name}: at least 1 is needed, got {number}")
         if self.objective not in OBJECTIVES:
             raise BadInput(f"objective '{self.objective}': one of {' '.join(OBJECTIVES)}")
         if isinstance(self.partition, str) and self.partition not in (AUTO, *SEARCHED):

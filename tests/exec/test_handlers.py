@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import zbsolve.exec
 from zbsolve import BadInput
 from zbsolve.exec.ahead import lengths
-from zbsolve.exec.handlers import HANDLERS, Handler
+from zbsolve.exec.handlers import HANDLERS, PARTS, Handler, Part, RankState
 from zbsolve.exec.lowering import lower
 from zbsolve.kinds import KINDS, kinds_that
 from zbsolve.models.presets import mlp
@@ -50,12 +51,37 @@ def test_a_kind_from_outside_runs_and_gradients_are_the_unsplit_models(kind: str
     assert len(RAN) == 3 * 3 * (len(placement) - (kind == "S"))
 
 
+@pytest.mark.usefixtures("toys")
+def test_one_device_has_the_parts_that_users_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part for each rank whose problem has its kind, called around passes and when steps begin."""
+
+    class Counting(Part):
+        name, calls = "counting", Counter[str]()
+
+        def begin(self, data: Any) -> None:
+            self.calls["begun"] += 1
+
+        def around(self, kind: str, run: Any) -> Any:
+            def counted(state: RankState, action: Any, given: Any) -> Any:
+                self.calls[kind] += state.part(Counting) is self
+                return run(state, action, given)
+
+            return counted
+
+    more = [*PARTS, lambda rank: Counting() if "T" in rank.problem.passes.kinds else None]
+    monkeypatch.setattr("zbsolve.exec.one_device.PARTS", more)
+    assert worst_difference(random_schedule(with_pause(a_problem((0, 1), 3))), mlp(0)) < 1e-5
+    assert worst_difference(random_schedule(a_problem((0, 1), 3)), mlp(0)) < 1e-5
+    assert Counting.calls == {"begun": 2} | dict.fromkeys("FBWT", 6)
+
+
 def test_a_kind_from_outside_runs_on_ranks() -> None:
     ranks = on_ranks(2, "tests.support.exec_kinds:on_two_ranks", 3)
     assert too_far(ranks, 1e-6) == {}
     for rank in ranks:
         assert rank["T"]["ran"] == 8
         assert rank["S"]["ran"] in (4, 8)  # the last stage has none
+        assert rank["QF"]["ran"] == 16
 
 
 def test_kinds_that_only_begin_work_are_those_that_do_something_beside() -> None:

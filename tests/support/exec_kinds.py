@@ -13,6 +13,7 @@ from torch import Tensor
 from zbsolve import Problem
 from zbsolve.build import with_links
 from zbsolve.exec.handlers import HANDLERS, Handler
+from zbsolve.kinds import Kind, register
 from zbsolve.tables import CARGO, Edges
 
 from .exec_jobs import toy
@@ -51,6 +52,37 @@ def with_stop(problem: Problem) -> Problem:
     return replace(problem, passes=table, edges=moved + Edges.of(forwards, place[forwards], carries=CARGO[1]))
 
 
+def forth(state: Any, action: Any, given: Tensor | None) -> Tensor:
+    """A number that goes along the stages beside activations, and is that of the stage."""
+    RAN.append(action.name)
+    number = torch.zeros(()) if given is None else given + 1
+    assert number.item() == action.stage
+    return number
+
+
+def back(state: Any, action: Any, given: Tensor | None) -> Tensor:
+    """Two numbers that come back beside gradients: how many of four stages are behind this one, and the microbatch."""
+    RAN.append(action.name)
+    assert given is None or given.tolist() == [2 - action.stage, action.part]
+    return torch.tensor([3.0 - action.stage, action.part])
+
+
+CHAINS = {"QF": Handler(forth), "QB": Handler(back)}
+
+
+def with_chains(problem: Problem) -> Problem:
+    """Registered kinds whose passes of each microbatch send to the next stage, and to the one before."""
+    for kind, plain, cargo in (("QF", "F", "activation"), ("QB", "B", "gradient")):
+        register(Kind(kind, "numbers between stages", "#dbbee6"))
+        table, place, rows = with_rows(problem, kind, problem.rows(plain))
+        edges, passes = problem.edges, problem.passes
+        models = edges.carrying(cargo) & passes.are(plain)[edges.before] & passes.are(plain)[edges.after]
+        sent = edges.only(np.flatnonzero(models))
+        own = replace(sent, before=place[sent.before], after=place[sent.after], bytes=0 * sent.bytes)
+        problem = replace(problem, passes=table, edges=edges + own + Edges.of(rows, place[rows]))
+    return problem
+
+
 def with_rows(problem: Problem, kind: str, beside: Any) -> tuple[Any, Any, Any]:
     """The table with a pass of this kind for each row of `beside`; row → the row of its pass; `beside`."""
     columns = {name: getattr(problem.passes, name)[beside] for name in ("stage", "microbatch", "rank")}
@@ -60,7 +92,7 @@ def with_rows(problem: Problem, kind: str, beside: Any) -> tuple[Any, Any, Any]:
     return table, place, beside
 
 
-BUILDERS = {"T": with_pause, "S": with_stop, "MB": lambda problem: with_links(problem, "rank", 1)}
+BUILDERS = {"T": with_pause, "S": with_stop, "MB": lambda problem: with_links(problem, "rank", 1), "QF": with_chains}
 
 
 def batch(place: int, step: int) -> Batches:
@@ -74,6 +106,6 @@ def on_two_ranks(rank: int, seed: int) -> dict[str, Any]:
     for kind, build in BUILDERS.items():
         RAN.clear()
         trial = Trial(problem=build(a_problem((0, 1, 1, 0), 4, layers=4)), layers=toy, batch=batch, order=seed)
-        with mock.patch.dict(HANDLERS, {kind: TOYS.get(kind, HANDLERS[kind])}):
+        with mock.patch.dict(HANDLERS, (TOYS if kind in TOYS else CHAINS)):
             found[kind] = trial.ran(trial.pipeline()) | {"ran": len(RAN)}
     return found

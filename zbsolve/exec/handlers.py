@@ -13,7 +13,7 @@ emulated. So does a message on a link (MF, MB): its input is sent when its rank 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,13 +109,14 @@ PARTS: list[Callable[[Connecting], Part | None]] = [
     Sharding.of,
     Shared,
     lambda c: None if c.given.replicas is None else Replicas(c),
-    lambda c: work.WorkBeside.of(c.own.program.rank, c.problem, c.given.work),
 ]
+FROM_HERE = len(PARTS)  # `OneDevice` makes those behind too: they need no process for each rank
+PARTS.append(lambda c: work.WorkBeside.of(c.own.program.rank, c.problem, c.given.work))
 
 
-def connect_parts(c: Connecting) -> list[Part]:
+def connect_parts(c: Connecting, makers: Sequence[Callable[[Connecting], Part | None]] = PARTS) -> list[Part]:
     """The parts of a rank. All ranks call this. Raises BadInput and LostRank."""
-    for make in PARTS:
+    for make in makers:
         if (part := make(c)) is not None:
             c.parts.append(part)
             c.peers.beside.append(part.break_off)

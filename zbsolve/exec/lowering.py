@@ -24,6 +24,7 @@ import numpy as np
 
 from ..build.sides import rows_begun
 from ..handover import Handover
+from ..kinds import OURS
 from ..problem import Problem
 from ..schedule import Schedule
 from ..tables import Bools, Ints
@@ -288,10 +289,13 @@ def _messages(handover: Handover) -> list[Message]:
     part = problem.parts[handover.before]
     # A message that belongs to no microbatch has a channel of its own.
     boundary, part = np.where(alone, -1 - part, handover.boundary), np.where(alone, 0, part)
-    columns = (handover.before, handover.after, boundary, part, gradient, takers)
+    # So has one of a registered kind: it does not have the form of the activation at that boundary.
+    later = np.where(gradient, handover.before, handover.after)
+    own = np.where(p.kind[later] < len(OURS), "", np.asarray(p.kind_names)[later])
+    columns = (handover.before, handover.after, boundary, part, gradient, takers, own)
     return [
-        Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), behind, number, back, beside)
-        for a, b, behind, number, back, beside in zip(*(column.tolist() for column in columns), strict=True)
+        Message(names[a], names[b], int(p.rank[a]), int(p.rank[b]), behind, number, back, beside, own)
+        for a, b, behind, number, back, beside, own in zip(*(column.tolist() for column in columns), strict=True)
     ]
 
 

@@ -22,9 +22,10 @@ from .base.part import Hooks, RankState, sum_of
 from .base.program import Action, Message
 from .base.values import copied, tensors_of
 from .choices import Row
-from .connecting import Whole
+from .connecting import Connecting, Given, Own, Whole
 from .feed import moved, step_seed
 from .graphs.auto import decisions_of, parts_by_name
+from .handlers import FROM_HERE, PARTS, connect_parts
 from .interpreter import Interpreter
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers
 from .lowering import lower
@@ -35,8 +36,8 @@ from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
 from .slices.stage import Slices, sliced_loss
 from .step_view import StepView
+from .transport.peers import Peers
 from .transport.wires import ALONE, CPU
-from .work import WorkBeside
 
 
 @dataclass(frozen=True)
@@ -104,32 +105,32 @@ class OneDevice:
         self.hooks = Hooks()
         self.microbatches = self.inputs = self.targets = range(problem.microbatches)
         self.copies = DeviceCopies()
-        self.parts: list[dict[int, nn.Module]] = []
         self.interpreters: list[Interpreter] = []
         self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
         parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss, split)
         programs, names = lower(self.view, training=not forwards_alone(problem)), dict[int, Any]()
+        layers: list[dict[int, nn.Module]] = []
         for program in programs:
             made = build(model.build, layer_numbers(self.counts, program.stages), self.device)
-            given = {id(layer) for others in self.parts for layer in others.values()}  # builders may
+            known = {id(layer) for others in layers for layer in others.values()}
             # A builder may give the same layers to all ranks.
-            self.parts.append({i: deepcopy(layer) if id(layer) in given else layer for i, layer in made.items()})
+            layers.append({i: deepcopy(layer) if id(layer) in known else layer for i, layer in made.items()})
             names |= {i: names_of(layer, i) for i, layer in made.items()}
-        _share(self.parts, model.tied)
+        _share(layers, model.tied)
+        given = Given(model.build, model.loss, model.tied, None, None, self.device, seed, split, work=model.work)
         sides = Between.of([names[i] for i in sorted(names)], self.counts, problem)
-        for program, own in zip(programs, self.parts, strict=True):
+        for program, own in zip(programs, layers, strict=True):
             check_untrained(problem, self.counts, program.stages, own)
             stages = stages_of(own, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
-            features = (
-                Slices.of(problem, program.rank, stages, hook.compare),
-                SideInputs.checked(sides, program, stages),
-                WorkBeside.of(program.rank, problem, model.work),
-            )
-            state = RankState(stages, [part for part in features if part is not None])
+            features = Slices.of(problem, program.rank, stages, hook.compare), SideInputs.checked(sides, program, stages)
+            built = Own(self.view, programs, program, self.counts, own, nn.ModuleDict(), model.tied, (), loss)
+            connecting = Connecting(built, given, stages, ALONE, Peers(ALONE, 0), hook, [part for part in features if part])
+            state = RankState(stages, connect_parts(connecting, PARTS[FROM_HERE:]))
             self.interpreters.append(Interpreter(program, state, self.copies, hook))
-        self.layers = {i: layer for own in reversed(self.parts) for i, layer in own.items()}
-        self.modules = [nn.ModuleList(own.values()) for own in self.parts]
+        self.layers = {i: layer for own in reversed(layers) for i, layer in own.items()}
+        self.modules = [nn.ModuleList(own.values()) for own in layers]
+        self.parts = {type(part): part for each in self.interpreters for part in each.state.parts}.values()
         self.order, self.table = _in_order(schedule, self.interpreters), Table.of(schedule, programs, emulated=False)
 
     def wait_gradients(self) -> None:

@@ -38,7 +38,7 @@ class Field:
     name: of the field; the option has - in place of _.
     default: the value without the option.
     words: the text in the option's help and in the docs.
-    metavar, choices, kind: of the option; kind bool: `--name` and `--no-name`; kind int: 1 at least.
+    metavar, choices, kind: of the option; kind bool: `--name` and `--no-name`; kind int: 1 at least, or the default.
     read: the option's text → the value; raises BadInput.
     closed: the simplest value, if the search may decide the field ("auto"); or a function step → this value.
     told: problem → the value that its passes show; None where they do not show it.

@@ -11,7 +11,8 @@ class Message:
     """A tensor or pytree that pass `before` on rank `source` makes and pass `after` on rank `destination` takes: the
     activation after stage `boundary`, or (`gradient`) the gradient of one, with the same shape. part: see `Action`. beside:
     for a side input that stage `boundary` gives, and for its gradient, the first stage there that takes it; 0: a message
-    from one stage to the next. Sender and receiver have the same object, if one call of `lower` made both."""
+    from one stage to the next. own: the kind of the pass at its later stage, if it is a registered one. Sender and receiver
+    have the same object, if one call of `lower` made both."""
 
     before: str
     after: str
@@ -21,13 +22,14 @@ class Message:
     part: int
     gradient: bool
     beside: int = 0
+    own: str = ""
 
     @property
-    def channel(self) -> tuple[int, ...]:
-        """The boundary, the ranks before and behind it, and `beside`. All messages of a channel have the same shape where
-        inputs have the same shape."""
+    def channel(self) -> tuple[int | str, ...]:
+        """The boundary, the ranks before and behind it, `beside` and `own`. All messages of a channel have the same shape
+        where inputs have the same shape."""
         ends = (self.destination, self.source) if self.gradient else (self.source, self.destination)
-        return self.boundary, *ends, self.beside
+        return self.boundary, *ends, self.beside, self.own
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ...models.model import Model, Place
 from ...util.errors import BadInput
 from .. import check
 from ..backward.replay import as_written
-from ..base.part import Data, Part, shares_of_rows
+from ..base.part import Data, shares_of_rows
 from ..base.values import cast
 from ..check import LIMITS, NOT_A_NUMBER, Value, difference, gradient, magnitude, values
 from ..connecting import Update
@@ -81,7 +81,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
                 layers, *_ = reference(shake=number)
             yield layers
 
-    rounding = max((part.rounding for part in _parts(pipeline)), default=0.0)
+    rounding = max((part.rounding for part in pipeline.parts), default=0.0)
     verdict = compare(pipeline.wires, pipeline.owners, own, whole, (loss, right), what, Others(exact, shaken, rounding))
     if verdict is not None and mesh is not None:
         verdict = _worst(verdict, mesh)
@@ -131,14 +131,10 @@ def _reference(
         right = check.updated(problem, stages, data, other.loss, update)
     else:
         right = check.reference(whole, data, other.loss, backward=not forwards_alone(problem))
-        for part in _parts(pipeline):
+        for part in pipeline.parts:
             part.change_whole(whole)
     # Last: its forwards may change buffers and generators, which the comparison depends on.
     return whole, right, check.row_counts(whole, data, other.loss) if kind is None and not shake else None
-
-
-def _parts(pipeline: Pipeline | OneDevice) -> Sequence[Part]:
-    return pipeline.parts if isinstance(pipeline, Pipeline) else ()
 
 
 MAX_ROUNDING = 1e-5  # the largest difference between float32 and float64 that counts as rounding

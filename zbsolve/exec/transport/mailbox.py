@@ -25,7 +25,7 @@ from .wires import FORMATS, Wires, losing, reason
 POLL_SECONDS = 0.001  # between two checks of what was sent
 SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # up to 16 sends of at most 4 KiB are not worth a check
 ZEROS = "a part of its stage's input, used in steps before, was not used: its gradient is zeros from now on, not None"
-Key = tuple[tuple[int, ...], int]  # a channel, and the number of the input's shape
+Key = tuple[tuple[int | str, ...], int]  # a channel, and the number of the input's shape
 
 
 class HostRows:
@@ -145,9 +145,9 @@ class Mailbox:
     Both ends agree on a message's format (structure, shapes, dtypes, what requires a gradient) once for each shape of input;
     ranks of the first stage number these shapes. Before the first activation with a new number a channel carries its format;
     both ends then keep it. So receives can be posted early, even where microbatches have different shapes. The first
-    gradient comes after a flag for each tensor: a tensor that nothing used has no gradient, and none is sent. Microbatches
-    may differ in that, so flags come with each message until one has all gradients. From then on all are sent, zeros if need
-    be.
+    gradient comes after a flag for each tensor (after its format, if its channel has no activations): a tensor that nothing
+    used has no gradient, and none is sent. Microbatches may differ in that, so flags come with each message until one has
+    all gradients. From then on all are sent, zeros if need be.
     """
 
     def __init__(
@@ -234,7 +234,8 @@ class Mailbox:
     def send(self, message: Message, value: Any) -> None:
         """Start to send. Never waits. Raises BadInput where the value does not have the agreed format, and LostRank."""
         agreed, form, key = self._agreed(message), Format.of(value), self._key(message)
-        right = self._formats[key].gradient if message.gradient else agreed
+        activation = self._formats.get(key) if message.gradient else None
+        right = agreed if activation is None else activation.gradient
         try:
             if right is not None and form != right:
                 if not (message.gradient and form.lacks(right)):
@@ -244,7 +245,7 @@ class Mailbox:
                     warnings.warn(f"pass {message.before}: {ZEROS}", stacklevel=2)
                 value = value if agreed is None else agreed.completed(value, self._device)
             if agreed is None:
-                if message.gradient:
+                if activation is not None:
                     header = torch.tensor([leaf is not None for leaf in form.leaves], dtype=torch.uint8)
                 else:
                     header = torch.frombuffer(bytearray(form.dumps(self._mesh)), dtype=torch.uint8)
@@ -317,7 +318,8 @@ class Mailbox:
 
     def _asked(self, message: Message) -> Format:
         """Receive the format that comes before the message."""
-        whole = self._formats[self._key(message)].gradient if message.gradient else None
+        activation = self._formats.get(self._key(message)) if message.gradient else None
+        whole = None if activation is None else activation.gradient
         header = torch.empty(FORMAT_BYTES if whole is None else len(whole.leaves), dtype=torch.uint8)
         self._wires.receive(header, message.source, FORMATS).wait(self._timeout)
         form = Format.loads(header.numpy().tobytes(), self._mesh) if whole is None else whole.only(header.tolist())
