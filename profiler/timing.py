@@ -1,5 +1,4 @@
-"""How long passes take: rounds are run until medians are accurate enough or time is up; and what disturbed them; also as
-CUDA graphs, as a captured run replays them."""
+"""How long passes take, in rounds until medians are accurate enough or time is up; also as CUDA graphs, as runs replay."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from torch import nn
 
 from zbsolve.exec.backward.layer_split import seeding
 from zbsolve.exec.backward.stage import Stage
+from zbsolve.exec.base.torch_private import end_pool
 from zbsolve.exec.graphs.auto import Parts
 from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput, RunFailed, is_out_of_memory, one_line
@@ -109,10 +109,14 @@ class CapturedStage:
             graph = graphs[kind] = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=pool)
             try:
-                return call()
-            finally:
+                made = call()
+                graph.capture_end()
+            except BaseException:
                 with suppress(RuntimeError):  # the error that aborted the capture is the reason
                     graph.capture_end()
+                end_pool(self._stream.device, pool)
+                raise
+            return made
 
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), seeding(lambda seed, number: None):

@@ -10,7 +10,7 @@ from dataclasses import MISSING, field, make_dataclass, replace
 from functools import cached_property
 from math import ceil
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .build.recompute import recomputed_layers
 from .features.feature import AUTO, NOT_OPEN, Field, is_auto
@@ -32,8 +32,6 @@ PARTITIONS = (
     "Et*3|(t*4|)*6L, a partition.json, or auto: the best of all named ones and of single layers moved from there (default: "
     "balanced)"
 )
-
-
 MEMORY = (
     "all that a rank has, such as 40GiB, or one number a rank, such as 16GB,16GB,8GB (default: the device's, as profiled; a "
     "CPU: no limit)"
@@ -122,7 +120,7 @@ class PlainStep:
         return any(is_auto(getattr(self, name)) for name in OPEN)
 
     @property
-    def closed(self) -> Self:
+    def closed(self) -> Step:
         """The step with the simplest value for each field of a feature that is "auto"."""
         return replace(self, **{name: value for feature in FEATURES for name, value in feature.closed(self).items()})
 
@@ -184,7 +182,7 @@ class PlainStep:
             return self.partition.layers
         return None if self.partition is None else tuple(self.partition)
 
-    def with_backward(self, profile: Any, fused: bool) -> Self:
+    def with_backward(self, profile: Any, fused: bool) -> Step:
         """The step with one backward pass BW, or with B and W. The partition is that of B and W in both cases, so that the
         two can be compared. Raises BadInput, Infeasible."""
         if self.auto or isinstance(self.partition, Partition):

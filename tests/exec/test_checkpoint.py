@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from zbsolve.exec.loop.checkpoint_files import _IndexUnpickler
 
 from ..support.exec_ranks import on_ranks
 
@@ -55,6 +59,12 @@ def test_on_other_ranks_training_goes_on_within_rounding(folder: Path, straight:
 def test_nothing_but_the_checkpoint_stays(folder: Path, straight: dict[str, list[float]]) -> None:
     assert {path.name for path in folder.iterdir()} >= set(KINDS)
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_paths_are_read_as_python_3_13_writes_them() -> None:
+    written = re.sub(rb"cpathlib\n", b"cpathlib._local\n", pickle.dumps(Path("a"), 2))
+    assert b"pathlib._local" in written
+    assert _IndexUnpickler(io.BytesIO(written)).load() == Path("a")
 
 
 class Evil:

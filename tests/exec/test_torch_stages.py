@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
 
 from zbsolve import BadInput, Schedule
 from zbsolve.exec import auxiliary_loss, split_stage
+from zbsolve.exec.torch_stages import FULL_RUNTIME
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.systems import preset
 
@@ -23,6 +24,7 @@ from ..support.exec_tools import a_problem, random_schedule
 pytestmark = pytest.mark.slow
 
 COUNT = 4
+CASTS = tuple(map(int, torch.__version__.split(".")[:2])) >= FULL_RUNTIME  # else torch's own sharded stages fail
 
 
 def case(schedule: Schedule, how: str = "plain", *, split: bool = True) -> dict[str, Any]:
@@ -42,11 +44,11 @@ def ran() -> dict[str, list[dict[str, Any]]]:
         "own loss": case(vee, "own loss"),
         "full": case(vee, "full"),
         "selective": case(vee, "selective"),
-        "sharded": case(vee, "sharded"),
-        "torch's sharded": case(vee, "sharded", split=False),
         "raw": case(line, "raw"),
         "compiled": case(line, "compiled"),
     }
+    if CASTS:
+        cases |= {"sharded": case(vee, "sharded"), "torch's sharded": case(vee, "sharded", split=False)}
     ranks = on_ranks(2, "tests.support.exec_jobs_torch:run_all", cases)
     return {name: [rank[name] for rank in ranks] for name in cases}
 
@@ -56,13 +58,15 @@ def test_gradients_are_those_of_the_whole_model(ran: dict[str, list[dict[str, An
         limit = 2e-2 if "sharded" in name else 1e-12  # FSDP's parameters have low precision there
         assert all(one["worst"] <= limit for one in ranks), (name, ranks)
     # With the same casts, ours are torch's.
-    pairs = zip(ran["sharded"], ran["torch's sharded"], strict=True)
+    pairs = zip(ran.get("sharded", ()), ran.get("torch's sharded", ()), strict=True)
     assert all(ours["worst"] == pytest.approx(right["worst"], rel=1e-3) for ours, right in pairs)
 
 
 @pytest.mark.parametrize("name", ["ours", "line", "own loss", "full", "selective", "sharded"])
 def test_weight_products_are_in_w(ran: dict[str, list[dict[str, Any]]], name: str) -> None:
     """Two products a block and pass; what checkpointing makes again comes on top of I."""
+    if name == "sharded" and not CASTS:
+        pytest.skip("torch's own sharded stages fail in this torch")
     again = {"full": 16, "selective": 8}.get(name, 0)
     for one in ran[name]:
         made = {kind: count for kind, count in one["products"].items() if kind != "else"}
@@ -75,7 +79,7 @@ def test_a_whole_backward_is_not_split(ran: dict[str, list[dict[str, Any]]]) -> 
 
 
 def test_no_more_is_kept_after_i_than_by_torch(ran: dict[str, list[dict[str, Any]]]) -> None:
-    for name, right in (("ours", "torch's"), ("sharded", "torch's sharded")):
+    for name, right in (("ours", "torch's"), ("sharded", "torch's sharded"))[: 1 + CASTS]:
         for ours, torchs in zip(ran[name], ran[right], strict=True):
             mine, others = ([size for kind, size in one["after"] if kind == "I"] for one in (ours, torchs))
             assert len(mine) == len(others) == 8
@@ -100,7 +104,10 @@ def alone() -> Iterator[None]:
 
 
 def stage_of(module: nn.Module, kind: type[PipelineStage] = PipelineStage, **more: Any) -> PipelineStage:
-    return kind(module, 0, 1, torch.device("cpu"), **more)
+    stage = kind(module, 0, 1, torch.device("cpu"), **more)
+    checks = "_validate_fwd_input", "_validate_fwd_outputs"  # those of torch 2.11 need shapes that a runtime finds
+    vars(stage).update(dict.fromkeys(checks, lambda *given: None))
+    return stage
 
 
 class Own(PipelineStage):
@@ -115,7 +122,7 @@ class Talking(nn.Linear):
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_is_refused() -> None:
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     linear = nn.Linear(3, 3)
     with pytest.raises(BadInput, match=r"^stage: Linear is no PipelineStage of torch\.distributed\.pipelining$"):
         split_stage(linear)
@@ -133,6 +140,11 @@ def test_what_is_refused() -> None:
         BadInput, match=r"^stage 0: fully_shard wraps parts of its module: call it on the module itself too$"
     ):
         split_stage(stage_of(stage.submod)).forward_one_chunk(0, (torch.ones(2, 3),))
+    low = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    cast = stage_of(fully_shard(nn.Linear(3, 3), mesh=dist.init_device_mesh("cpu", (1,)), mp_policy=low))
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    with pytest.raises(BadInput, match=r"^torch 2\.11\.0: fully_shard's mixed precision in torch's runtime"):
+        split_stage(cast)
 
 
 @pytest.mark.usefixtures("alone")

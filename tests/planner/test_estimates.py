@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zbsolve import preset
 from zbsolve.planner import CLUSTERS, Layout, shape_by_name
 from zbsolve.planner.bounds.space_bounds import cheap_bounds
 from zbsolve.planner.candidate import unsolved
-from zbsolve.planner.estimates import estimated_steps, large_steps, needless_copies, room_on_a_rank
-from zbsolve.planner.layout import FULL, FULL_OFFLOAD, LOOP, NONE, SHARDED, SINGLE, VEE, table_of
+from zbsolve.planner.estimates import estimated_steps, needless_copies, pass_counts, room_on_a_rank
+from zbsolve.planner.layout import FULL, FULL_OFFLOAD, LOOP, NONE, SELECTIVE, SHARDED, SINGLE, VEE, WHOLE, table_of
 
 V = Layout(dp=8, pp=8, chunks=2, placement=VEE, count=64, zero=1, vocabulary=SHARDED)  # of 64 devices
 
@@ -24,7 +26,17 @@ def test_a_v_in_slices_is_estimated_to_keep_what_fits() -> None:
     assert sliced < 1.05
 
 
-def test_offload_is_needless_where_known_schedules_fit() -> None:
+def test_a_loop_needs_less_than_interleaved_1f1b_keeps() -> None:
+    """GPT 175B on 16 pipeline ranks of 80 GB with three stages each: room for 16 microbatches. Interleaved 1F1B keeps 21; a
+    search of effort 2.8 found a step 3 % above the bound."""
+    model, cluster = shape_by_name("gpt-175b"), CLUSTERS["a100"]
+    loop = Layout(dp=16, tp=2, pp=16, chunks=3, placement=LOOP, count=96, recompute=SELECTIVE, sequence=1, zero=1)
+    bounds = cheap_bounds(model, table_of([loop._replace(vocabulary=SHARDED)]), cluster, cluster.memory)
+    assert 15 < float(room_on_a_rank(bounds, cluster.memory)[0]) / 3 < 17
+    assert float(estimated_steps(bounds, cluster.memory)[0] / bounds.step[0]) < 1.05
+
+
+def test_offload_is_needless_where_searches_do_without() -> None:
     model, cluster = shape_by_name("gpt-18.4b"), CLUSTERS["a100"]
     table = table_of([V, V._replace(offload=FULL_OFFLOAD)])
     bounds = cheap_bounds(model, table, cluster, cluster.memory)
@@ -32,13 +44,13 @@ def test_offload_is_needless_where_known_schedules_fit() -> None:
     assert needless_copies(bounds, 48 << 30).tolist() == [False, False]
 
 
-def test_steps_of_many_passes_are_large() -> None:
-    """A V on 64 ranks in slices has a fifth of a million; one exchange of all shards a slice makes more."""
-    many = Layout(dp=32, tp=2, pp=64, chunks=2, placement=VEE, count=128, slices=4)
-    fewer = many._replace(slices=2)
-    table, cluster = table_of([V, many, fewer, fewer._replace(vocabulary=SHARDED)]), CLUSTERS["a100"]
-    bounds = cheap_bounds(shape_by_name("gpt-18.4b"), table, cluster, cluster.memory)
-    assert large_steps(bounds).tolist() == [False, True, False, True]
+@pytest.mark.parametrize("further", [{}, {"slices": 2}, {"vocabulary": SHARDED}, {"offload": FULL_OFFLOAD}])
+def test_passes_are_counted_without_a_problem(further: dict[str, int]) -> None:
+    model, cluster = shape_by_name("gpt-18.4b"), replace(CLUSTERS["h100"], memory=1 << 42, host_memory=1 << 50)
+    layout = V._replace(vocabulary=WHOLE, dp=1, count=16, zero=0)._replace(**further)
+    bounds = cheap_bounds(model, table_of([layout]), cluster, cluster.memory)
+    (step,) = unsolved(model, layout, cluster, cluster.memory, (False,))
+    assert int(pass_counts(bounds)[0]) == pytest.approx(len(step.problem.passes), rel=0.05)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

@@ -164,7 +164,7 @@ def test_the_best_are_searched_longer_and_effort_is_counted_as_it_is_spent(monke
     found = zbsolve.plan(SMALL, 8, 64, A100, memory="2.8GiB", effort=3.0)
     assert (1 - searches.NAMED_SHARE) * 3.0 - 0.01 <= sum(map(sum, spent.values())) <= 3.0001  # named orders had the rest
     again = {layout: efforts for (layout, _), efforts in spent.items() if len(efforts) > 1}
-    assert 1 <= len(again) <= len(spent) / searches.REDUCTION
+    assert 1 <= len(again) <= -(-len(spent) // searches.REDUCTION)  # layouts of which no step can be built count too
     assert all(efforts[1] == pytest.approx(searches.REDUCTION * efforts[0]) for efforts in again.values())
     searched = [one.layout for one in found.candidates if one.layout in {layout for layout, _ in spent}]
     assert {*searched[: 2 * len(spent) // 3]} >= set(again)  # others were found behind some of them

@@ -138,12 +138,12 @@ def handed_on(rank: int, split: str) -> dict[str, Any]:
     def made(seed: int) -> Any:
         numbers = torch.Generator().manual_seed(seed)
         parts = [torch.randn(2, 3, WIDTH, dtype=torch.float64, generator=numbers) for _ in range(2)]
-        x, skip = (DTensor.from_local(part, mesh, [Shard(1)]).requires_grad_() for part in parts)
+        x, skip = (DTensor.from_local(part, mesh, [Shard(0)]).requires_grad_() for part in parts)
         return x, torch.ones(3), skip
 
     def total(given: Any, _: Any) -> Tensor:
         y, _, skip = given
-        return (y.square().mean() + skip.sum() * 0.1).full_tensor()
+        return y.square().mean().full_tensor() + skip.sum().full_tensor() * 0.1
 
     stage = Stage(layers, 1, total, 1.0, parts=parts_by_name(split)(layers, 1, total))
     inputs = made(7)

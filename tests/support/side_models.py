@@ -142,7 +142,8 @@ class Along(nn.Module):
 
     def forward(self, x: Any) -> Any:
         row, *skips = x if isinstance(x, tuple) else (x,)
-        y = self.layer(row, skips.pop()) if isinstance(self.layer, Up) else self.layer(row)
+        skips, taken = (skips[:-1], skips[-1:]) if isinstance(self.layer, Up) else (skips, [])
+        y = self.layer(row, *taken)  # (for Dynamo of torch 2.11 `skips` is a tuple, without `pop`)
         y, *more = y if isinstance(y, tuple) else (y,)
         return (y, *skips, *more) if skips or more else y
 

@@ -28,12 +28,12 @@ from ..util.errors import BadInput
 from ..util.temporary import temporary_folder
 from .backward.deferral import Deferral, Queue, run_queue
 from .backward.split import WRAPPERS, defer
-from .base.torch_private import check_version, compiles, load_order, pipeline_runtime
+from .base.torch_private import check_version, compiles, fsdp_casts, load_order, pipeline_runtime
 from .base.values import is_wrapped, wrapped_modules
 from .sharding.stage import Parameter, parameters_of_module
 
 OURS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
-MIN_TORCH_DEFER_RECV = (2, 13)  # the first with defer_pp_recv
+FULL_RUNTIME = (2, 13)  # the first torch whose runtime has defer_pp_recv, and sends in the dtypes of FSDP's casts
 
 
 def split_stage(stage: Any) -> Any:
@@ -75,6 +75,8 @@ def check_wrappers(number: int, module: nn.Module) -> None:
     # For FSDP2 of parts alone, torch's runtime does not know when to gather and reduce.
     if wrapped_modules(module) and not is_wrapped(module):
         raise BadInput(f"stage {number}: fully_shard wraps parts of its module: call it on the module itself too")
+    if is_wrapped(module) and any(fsdp_casts(module)):
+        check_version(torch.__version__, FULL_RUNTIME, "fully_shard's mixed precision in torch's runtime")
 
 
 class _Passes:
@@ -166,7 +168,7 @@ def torch_schedule(
     (deferred gradients do not pass their hooks).
     """
     if defer_recv:
-        check_version(torch.__version__, MIN_TORCH_DEFER_RECV, "defer_pp_recv")
+        check_version(torch.__version__, FULL_RUNTIME, "defer_pp_recv")
     order = torch_order(schedule, defer_recv=defer_recv)
     _check_stages(order, stages, dist.get_rank(group), dist.get_world_size(group))
 

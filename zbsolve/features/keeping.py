@@ -125,7 +125,7 @@ def stage_moves(here: Now) -> Iterator[Named]:
     if in_parts:
         for at, more in product(range(count), (-1, 1)):
             if 0 <= now[at].again + more <= layers[at]:
-                changes[(*now[:at], now[at]._replace(again=now[at].again + more), *now[at + 1 :])] = None
+                changes |= {(*now[:at], now[at]._replace(again=now[at].again + more), *now[at + 1 :]): None}
     kinds = range(max(map(len, ways)))
     for cut, way in product(dict.fromkeys(count * quarter // 4 for quarter in (2, 1, 3, 4)), kinds):
         change(0, cut, way)

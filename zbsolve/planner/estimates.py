@@ -9,33 +9,36 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..tables import Ints
 from .bounds.space_bounds import SpaceBounds
 from .costs.columns import Costs
 from .layout import VEE, Layout
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-LARGE = 150_000  # passes and edges of a step above which it is large
-STAGE_PASSES, COMMON_PASSES, COPIES = 3, 7, 2  # for each microbatch, of a stage, of every rank, and of a stage's copies
+STAGE_PASSES, COMMON_PASSES, COPIES = 3, 6, 2  # for each microbatch, of a stage, of every rank, and of a stage's copies
 # Microbatches of a stage in device memory where all is copied: in use, on their way out or back; with one stage, or several.
 MOVING = np.array([3, 5])
-NEEDLESS = 1.1  # factor on the estimate with copies where known schedules fit without them
+SLOWED = 0.4  # exponent: how a step in parts grows with the shortage of memory
+NEEDLESS = 1.1  # factor on the estimate with copies where searches do without them
 
 
 def estimated_steps(bounds: SpaceBounds, memory: int) -> Floats:
     """[layout]: µs of the step with layers spread evenly; infinite where its bound is infinite.
 
-    Filling the pipeline takes a forward of one stage on each rank. Known schedules keep p microbatches of a rank in 1F1B,
-    (p − 1) / v more in interleaved 1F1B (2104.04473, section 2.2), and from p / 3 to p in a V (2405.15362), where 2 p / 3 is
-    assumed. More parts fill faster and keep less (2406.03488), in a V too. With less memory than that a step takes longer
-    in proportion. Activations in host memory are not kept, but their copies take time. Copies that known schedules do not
-    need give the factor `NEEDLESS`.
+    Filling the pipeline takes a forward of one stage on each rank. Activations of a stage live at least until their
+    microbatch has passed the later stages and come back: where F, B and W take equally long, a rank keeps p / 3 microbatches
+    in a V, and p (1 + 1 / v) / 3 in a loop (2405.15362). Searches lose little with twice that, or with 1F1B's p. With less
+    memory a step takes longer in proportion. More parts fill faster and keep less (2406.03488); they only lose the power
+    `SLOWED` of the shortage, as nine layouts of GPT 175B showed, down to half. Activations in host memory are not kept, but
+    their copies take time. Copies that searches do not need give the factor `NEEDLESS`.
     """
     layout, costs = bounds.layout, bounds.costs
     blocks, pp = costs.blocks / layout.pp, layout.pp
     away, room = costs.share_away, room_on_a_rank(bounds, memory)
     needed = (1 - away) * _needed(layout) + away * MOVING[np.asarray(layout.chunks > 1).astype(int)] / layout.chunks
-    slower = np.maximum(1.0, needed / np.maximum(room / layout.chunks, 0.1))
+    short = np.maximum(1.0, needed / np.maximum(room / layout.chunks, 0.1))
+    slower = np.where(costs.parts > 1, np.maximum(short**SLOWED, short / 2), short)
     fill = (pp - 1) / costs.parts * (blocks / layout.chunks * costs.block.F + costs.sent)
     copying = layout.count * blocks * np.where(costs.copies.some, away, 1.0) * costs.copies.out
     needless = np.where(needless_copies(bounds, memory), NEEDLESS, 1.0)
@@ -44,24 +47,24 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> Floats:
     return np.where(np.isfinite(bounds.step), busy + fill + follows, np.inf)
 
 
-def large_steps(bounds: SpaceBounds) -> Bools:
-    """[layout]: whether its step has more than `LARGE` passes and edges, so that a search takes most of a minute."""
+def pass_counts(bounds: SpaceBounds) -> Ints:
+    """[layout]: the passes of its step, about."""
     layout, costs = bounds.layout, bounds.costs
-    common = np.where(costs.common.states > 0, COMMON_PASSES * layout.pp + layout.pp**2, 0)  # each barrier waits for all S
+    common = np.where(costs.common.states > 0, COMMON_PASSES * layout.pp, 0)
     passes = np.where(costs.stays, STAGE_PASSES, STAGE_PASSES + COPIES)
-    return np.asarray(layout.count * costs.parts * (passes * layout.stages + common) > LARGE)
+    return np.asarray(layout.count * costs.parts * (passes * layout.stages + common))
 
 
 def needless_copies(bounds: SpaceBounds, memory: int) -> Bools:
-    """[layout]: whether it copies activations to host memory although known schedules fit without that."""
+    """[layout]: whether it copies activations to host memory although searches do without."""
     layout = bounds.layout
     return np.asarray(~bounds.costs.stays & (_needed(layout) * layout.chunks <= room_on_a_rank(bounds, memory)))
 
 
 def _needed(layout: Layout) -> Floats:
-    """[layout]: microbatches whose activations known schedules keep on a rank."""
-    loop = layout.pp + np.where(layout.chunks > 1, (layout.pp - 1) / layout.chunks, 0.0)
-    whole = np.where(layout.placement == VEE, 2 * layout.pp / 3, loop)
+    """[layout]: microbatches whose activations a rank keeps where searches lose little."""
+    alive = np.where(layout.placement == VEE, layout.pp, layout.pp * (1 + 1 / np.asarray(layout.chunks))) / 3
+    whole = np.minimum(2 * alive, layout.pp)
     parts = np.where(layout.parts == 1, whole, 1 + (whole - 1) / layout.parts)
     return np.asarray(np.minimum(parts, layout.count))
 

@@ -21,7 +21,7 @@ from .bounds.layout_rules import NEVER
 from .bounds.space_bounds import SpaceBounds, raising
 from .candidate import Candidate, Unsolved, in_a_named_order, in_its_order, retimed, unsolved
 from .cluster import Cluster
-from .estimates import Floats, Promise, estimated_steps, large_steps
+from .estimates import Floats, Promise, estimated_steps, pass_counts
 from .layout import Layout, rows_of
 from .profiled_model import Model
 
@@ -134,7 +134,9 @@ EFFORT_PER_PASS, LEAST_EFFORT = 3e-5, 0.1
 PRICED_PER_PASS = 1e-5  # effort per pass of an order whose time is computed without a search
 NAMED_SHARE = 0.1  # share of the time for named orders
 REDUCTION = 4
-LAST = 1e3  # factor on estimates of large steps, which puts them after all others
+LARGE = 150_000  # passes of a step that is not priced in named orders
+AFFORDABLE = 0.25  # share of the time left: layouts whose first search takes more come last
+LAST = 1e3  # factor on their estimates
 
 
 def search_at_start(race: SpaceRace, start: Sequence[Candidate]) -> None:
@@ -195,7 +197,7 @@ def _of_known_orders(race: SpaceRace) -> Promise:
     """The estimates of layouts that known orders fit; others are infinite. What is not plain needs
     orders of its own, so these layouts, and those with large steps, are left to searches."""
     layout = race.bounds.layout
-    return Promise.of(layout, np.where(layout.is_plain & ~large_steps(race.bounds), race.promise.estimate, np.inf))
+    return Promise.of(layout, np.where(layout.is_plain & (pass_counts(race.bounds) <= LARGE), race.promise.estimate, np.inf))
 
 
 def _most_promising(race: SpaceRace, steps: Floats, done: Collection[int]) -> int | None:
@@ -246,8 +248,8 @@ def _longer_search(race: SpaceRace, reduction: int) -> Task | None:
 
 def _first_search(race: SpaceRace) -> Task | None:
     """The first search of the most promising layout whose bound is below the best step, or of a poor layout's fused
-    backwards; layouts with large steps come last. None where there is none."""
-    last = np.where(large_steps(race.bounds), LAST, 1.0)
+    backwards; layouts whose search takes too much of the time left come last. None where there is none."""
+    last = np.where(EFFORT_PER_PASS * pass_counts(race.bounds) > AFFORDABLE * race.clock.left, LAST, 1.0)
     while True:
         steps = race.promise.step * last
         row = _most_promising(race, steps, race.searches)

@@ -32,20 +32,15 @@ INDEX_NAMES = {
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.distributed.checkpoint.metadata": {
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+        *("TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
     },
 }
 
 
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        module = "pathlib" if module == "pathlib._local" else module  # as Python 3.13 writes it
         if name not in INDEX_NAMES.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is not data")
         return super().find_class(module, name)
