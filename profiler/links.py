@@ -72,9 +72,8 @@ LOTS = {
 class Pair:
     """Samples of two neighbouring ranks, µs. one: message bytes → half of the round-trip time of a message and an equally
     large answer. both: from before the send until the other rank's message, sent at the same time, has arrived, at both
-    ends.
-    alone, busy: a fixed computation without messages, and while the largest ones go both ways. over: the transport that
-    messages used, if a cluster would not use it."""
+    ends. alone, busy: a fixed computation without messages, and while the largest ones go both ways. over: the transport
+    that messages used, if a cluster would not use it."""
 
     ranks: tuple[int, int]
     one: Times

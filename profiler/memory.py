@@ -122,7 +122,6 @@ class Settled(LiveBytes):  # type: ignore[no-untyped-call]
 
     @property
     def now(self) -> int:
-        """Bytes that live now."""
         time.sleep(SETTLE_SECONDS)
         return super().now
 

@@ -250,14 +250,11 @@ class Turn(NamedTuple):
 
 def passes(stages: Sequence[Stage], through: Flow, batch: tuple[Any, Any]) -> dict[int, PassOps]:
     """Layer → kind → the operations of that pass, in order, with existing gradients to accumulate into."""
-
-    def first(stage: Stage) -> Any:
-        return batch_with(stage.layers, *batch)
-
-    def of_stage(stage: Stage) -> PassOps:
-        return passes_of(stage, through.example(stage.first, torch.empty) if stage.first else first(stage), batch[1])
-
-    return {stage.first: of_stage(stage) for stage in stages}
+    ops = {}
+    for stage in stages:
+        x = through.example(stage.first, torch.empty) if stage.first else batch_with(stage.layers, *batch)
+        ops[stage.first] = passes_of(stage, x, batch[1])
+    return ops
 
 
 def passes_of(stage: Stage, x: Any, target: Any) -> PassOps:

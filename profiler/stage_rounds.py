@@ -219,11 +219,7 @@ def alone(model: Model, i: int, through: Flow, device: torch.device) -> Feed:
     own = batches(model, device)
     if i == 0:
         return own
-
-    def feed(microbatch: int, step: int) -> tuple[Any, Any]:
-        return through.example(i, torch.randn, device), own(microbatch, step)[1]
-
-    return feed
+    return lambda microbatch, step: (through.example(i, torch.randn, device), own(microbatch, step)[1])
 
 
 def rounds(sets: Sequence[list[Stage]], feed: Feed, timer: PassTimer, recompute: bool = False) -> Iterator[list[Sample]]:

@@ -169,8 +169,7 @@ class VocabularyTimes:
         parts: dict[tuple[Any, Any], dict[str, list[float]]] = dict(self.shards)  # location, and the suffix of a pass
         parts |= {(ranks, ""): rows for ranks, rows in self.tables.items()}
         parts |= {(names[i], ""): rows for i, rows in self.rests.items()}
-        named = [(f"vocabulary/{at}/{name}{end}", row) for (at, end), rows in parts.items() for name, row in rows.items()]
-        return dict(named)
+        return {f"vocabulary/{at}/{name}{end}": row for (at, end), rows in parts.items() for name, row in rows.items()}
 
 
 def measured_vocabulary(model: Model, through: Flow, bench: Bench, layer: LayerOf, progress: Progress) -> MeasuredVocabulary:

@@ -105,7 +105,7 @@ def test_the_reference_is_slimpipes_order(p: int, m: int, n: int) -> None:
         problem = pipeline([1] * p, **backward, microbatches=m, slices=n)
         assert one_forward_one_backward(problem).order == preset("slimpipe", problem).order
     problem = pipeline([1] * p, BW=[2] * p, microbatches=m, slices=n)
-    assert even_slots(problem).start.tolist() == preset("slimpipe", problem).timeline().start.tolist()
+    assert even_slots(problem).tolist() == preset("slimpipe", problem).timeline().start.tolist()
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ def test_mps_is_used_where_its_server_starts_and_is_stopped(
     ("options", "line"),
     [
         (["--device", "cuda"], "device 'cuda': torch sees no CUDA device here"),
-        (["--capture"], "run: --capture is for GPUs, and this run is on CPUs"),
+        (["--capture"], "--capture is for GPUs, and this run is on CPUs"),
     ],
 )
 def test_what_needs_a_gpu_says_so_in_a_line(options: list[str], line: str, tmp_path: Any, capsys: Any) -> None:

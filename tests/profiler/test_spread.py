@@ -47,6 +47,6 @@ def test_what_cannot_be_measured_on_a_mesh_is_refused(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["profile", MODEL, "--mesh", "tp=4", "-o", path]) == 2
-    assert "profile --mesh tp=4: it has 4 ranks, but torchrun started 2\n" in capsys.readouterr().err
+    assert "zbsolve profile: --mesh tp=4: it has 4 ranks, but torchrun started 2\n" in capsys.readouterr().err
     for code, said in profile(2, "mlp-2", "--mesh", "tp=2", "-o", path):
         assert (code, "model 'mlp-2' has no parallelize(stage, mesh), which tp needs" in said) == (2, True)

@@ -50,7 +50,7 @@ TURNS = {
 def one_forward_one_backward(problem: Problem) -> Schedule:
     """A step in slices in the order of `even_slots`, with W right after its B, and a recompute right before it. Raises
     BadInput for passes of other kinds, whose place is not known."""
-    p, start = problem.passes, even_slots(problem).start
+    p, start = problem.passes, even_slots(problem)
     for kind in p.kinds:
         if kind not in TURNS:
             raise BadInput(f"attention exchange: the problem has passes of kind {kind}: add those afterwards")
@@ -187,14 +187,6 @@ class _Simulation:
             heappush(self.events, (self.helps[rank], 2, running.row))
 
 
-class Slots(NamedTuple):
-    """start: the slot in which each pass begins, shape (passes,); −1 for a pass that is neither forward nor backward. A
-    forward takes one slot, a backward (B and its W, or BW) takes `backward` slots."""
-
-    start: Ints
-    backward: int
-
-
 class _Lane(NamedTuple):
     """Rows of a stage's forwards or backwards, in the order in which they run. way: the number of this visit among all
     that a slice makes to stages, down and up again, from 1 on."""
@@ -203,15 +195,15 @@ class _Lane(NamedTuple):
     rows: deque[int]
 
 
-def even_slots(problem: Problem) -> Slots:
-    """The slots of a step in slices, one forward one backward: a rank runs a forward if one is ready and it holds fewer than
-    vn + p − 1 − s slices (v stages on the rank, n slices, p ranks, s its first stage), else
-    a backward. On placement single that is SlimPipe's order (arXiv 2504.14519, section 4.1)."""
+def even_slots(problem: Problem) -> Ints:
+    """The slot in which each pass of a step in slices begins, shape (passes,); −1: it is neither forward nor backward. A
+    forward takes one slot, a backward (B and its W, or BW) as many as fit its mean time. One forward one backward: a rank
+    runs a forward if one is ready and it holds fewer than vn + p − 1 − s slices (v stages on the rank, n slices, p ranks, s
+    its first stage), else a backward. On placement single that is SlimPipe's order (arXiv 2504.14519, section 4.1)."""
     forward, backward = (problem.passes.duration[problem.rows(*kinds)] for kinds in (("F",), ("B", "BW")))
     if not len(backward):
-        return Slots(np.full(len(problem.passes), -1), 1)
-    length = max(1, round(float(backward.mean()) / max(1.0, float(forward.mean()))))
-    return Slots(_starts(problem, length), length)
+        return np.full(len(problem.passes), -1)
+    return _starts(problem, max(1, round(float(backward.mean()) / max(1.0, float(forward.mean())))))
 
 
 def _lanes(problem: Problem, stages: int) -> list[list[_Lane]]:

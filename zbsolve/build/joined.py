@@ -80,8 +80,7 @@ def with_fused_backward(problem: Problem, fused: Bools, BW: Numbers | Ints) -> P
     fused: booleans, shape (stages, microbatches).
     BW: µs, one number, one a stage, or shape (stages, microbatches), to which comes what B sends.
 
-    BW waits for what B and W waited for, and frees what both freed. Raises BadInput for a wrong shape, and for a stage
-    without B and W.
+    BW waits for what B and W waited for, and frees what both freed. Raises BadInput for a wrong shape, or without B and W.
     """
     check_apart(problem, "fused")
     passes, chosen, home = problem.passes, np.asarray(fused, bool), np.stack([problem.grid(letter) for letter in "BW"])

@@ -28,8 +28,7 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
         the next 4: a link each way between each two sites (`site:<from>-<to>`); messages inside a site stay lags.
     latency: µs of each message that occupy no link. A message that takes no longer stays a lag.
 
-    Apply it when parts of microbatches are there. Raises BadInput where messages occupy their sender, and for a message
-    that passes no tensor on.
+    Apply it when parts of microbatches are there. Raises BadInput where messages occupy their sender, or pass no tensor on.
     """
     p, e = problem.passes, problem.edges
     site = np.arange(problem.ranks) if shared in (PAIR, RANK) else sites_of(shared, problem.ranks)
@@ -80,8 +79,7 @@ def with_cards(problem: Problem) -> Problem:
 
 
 def without_links(problem: Problem) -> Problem:
-    """The step with messages as lags, as before `with_links`, and with nothing on cards. The problem itself if it has no
-    such passes."""
+    """The step with messages as lags, as before `with_links`, and with nothing on cards. Itself without such passes."""
     sends = problem.passes.that(feature=LINKS)
     if not sends.any():
         return problem

@@ -1,5 +1,4 @@
-"""A step of many microbatches from problems of one: all equal, or of several kinds such as short and long ones;
-and the memory that one microbatch alone needs."""
+"""A step of many microbatches, all equal or of several kinds, from problems of one; and the memory that one alone needs."""
 
 from __future__ import annotations
 

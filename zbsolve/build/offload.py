@@ -160,8 +160,7 @@ def checked_fractions(fraction: Numbers, stages: int) -> Any:
 
 
 def _check_all_move(problem: Problem, wanted: Ints, moving: Ints, kept: Ints, shares: Any) -> None:
-    """Raise Unfit for a stage that should offload but keeps nothing, or whose share of each of the edges `kept` is
-    less than a byte."""
+    """Raise Unfit for a stage that should offload but keeps nothing, or less than a byte of each of the edges `kept`."""
     passes, edges = problem.passes, problem.edges
     for stage in np.setdiff1d(passes.stage[wanted], passes.stage[moving])[:1].tolist():
         most = int(edges.bytes[kept[passes.stage[edges.before[kept]] == stage]].max(initial=0))
@@ -172,8 +171,7 @@ def _check_all_move(problem: Problem, wanted: Ints, moving: Ints, kept: Ints, sh
 
 
 def time_away(schedule: Schedule) -> Floats:
-    """µs from the start of a copy out to the end of the copy back, shape (stages, microbatches); infinite where nothing is
-    copied."""
+    """µs from the start of a copy out to the end of the copy back, shape (stages, microbatches); infinite without copies."""
     problem, timeline = schedule.problem, schedule.timeline()
     p, away = problem.passes, np.full((problem.stages, problem.microbatches), np.inf)
     for kind, times, sign in (("R", timeline.end, 1), ("O", timeline.start, -1)):

@@ -1,6 +1,5 @@
 """`pipeline`: from costs to the `Problem` of a plain step. Everything else that a step may have is added by a builder
-Problem → Problem in this package. Builders are the one place that knows which pass waits for which, and which holds what
-memory."""
+Problem → Problem in this package. Only builders know which pass waits for which, and which holds what memory."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ LinkTimes = Table | Mapping[tuple[int, int], float]
 
 
 class Held(NamedTuple):
-    """Bytes of each stage and microbatch, shape (stages, microbatches) each: taken by F and freed by B; taken by F and freed
-    by W; taken by B and freed by W."""
+    """Bytes, shape (stages, microbatches) each: taken by F and freed by B; taken by F and freed by W; by B, and by W."""
 
     until_b: Ints
     until_w: Ints
@@ -267,8 +265,7 @@ def _passes(times: Mapping[str, Ints], rank: Ints) -> Passes:
 
 def _edges(kinds: tuple[str, ...], lags: Sequence[Ints], sent: Sequence[Ints], held: Held) -> Edges:
     """F down the stages, B up again, F before its B, B before its W; B and W free what F keeps, and W what B keeps.
-    lags, sent: µs of the messages down and up over each boundary, after passes and as their ends, shape
-    (stages − 1, microbatches) each."""
+    lags, sent: µs of messages down and up over boundaries, after passes and as their ends: (stages − 1, microbatches)."""
     stages, m = held.until_b.shape
     rows = np.arange(len(kinds) * stages * m).reshape(len(kinds), stages, m)
     F, B, W = rows[0], rows[1], rows[2:].reshape(-1)  # the third kind is W, where there is one

@@ -24,8 +24,7 @@ def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
 
     A link between ranks takes as long as its slowest message; a link that had no message takes as long as the slowest one.
 
-    Raises BadInput where the problem is no plain step, or the numbers of stages do not fit; Infeasible where one microbatch
-    no longer fits a rank.
+    Raises BadInput for no plain step, or unfit numbers of stages; Infeasible where one microbatch no longer fits a rank.
     """
     if problem.features:
         others = [kind for kind in problem.passes.kinds if TABLE[kind].feature]

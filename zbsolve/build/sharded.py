@@ -56,8 +56,7 @@ class _Home(NamedTuple):
 
 class _Row(NamedTuple):
     """One pass to add: kind, stage, number, rank, µs; users: the passes that wait for a gather, or that a reduction waits
-    for;
-    end: the one of these with which its bytes end, or begin; size: these bytes."""
+    for; end: the one of these with which its bytes end, or begin; size: these bytes."""
 
     kind: str
     stage: int

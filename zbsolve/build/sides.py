@@ -95,8 +95,7 @@ def _without_rows(problem: Problem, begins: Sequence[int]) -> Problem:
 
 
 class _SideEdges:
-    """Collects the edges of side inputs. held: (row, row) → bytes; sent: (row, row, what it carries) → µs; ordered: edges
-    between passes that no row orders."""
+    """The edges of side inputs. held: (row, row) → bytes; sent: (row, row, what) → µs; ordered: what no row orders."""
 
     def __init__(self, problem: Problem, begins: Sequence[int]) -> None:
         self.problem, self.begins = problem, begins

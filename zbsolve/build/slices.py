@@ -68,8 +68,7 @@ def with_slices(
 
 
 def of_slices(table: Any, slices: int, microbatches: int) -> Any:
-    """Rows of one number a slice, repeated for each microbatch; any other table unchanged. Raises BadInput for
-    a number of slices below 1."""
+    """Rows of one number a slice, repeated for each microbatch; other tables unchanged. Raises BadInput below 1 slice."""
     _check_count(slices)
     if slices == 1 or not isinstance(table, Sequence | np.ndarray) or isinstance(table, str):
         return table

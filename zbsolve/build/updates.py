@@ -120,8 +120,7 @@ def _waits(stage: _Stage) -> Edges:
 
 
 def _held(stage: _Stage) -> Edges:
-    """The bytes of each version: from the update that makes it to the last backward that uses it. Versions from the last
-    updates are not used in this step."""
+    """The bytes of each version that the step uses, from the update that makes it to the last backward that uses it."""
     groups = len(stage.update)
     if not stage.size:
         return Edges.of(stage.update[:0], stage.update[:0])

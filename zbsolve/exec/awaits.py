@@ -62,10 +62,9 @@ def begins_and_ends(schedule: Schedule) -> tuple[Times, Times]:
     p, e, joins = problem.passes, problem.edges, problem.passes.that(together=True)
     begin, end = timeline.start.copy(), timeline.end.copy()
     rows = np.flatnonzero(joins)
-    if not len(rows):
-        return together(schedule, begin), end
     group = problem.collective[rows]
-    first, last = np.full(group.max() + 1, np.inf), np.zeros(group.max() + 1)
+    count = group.max(initial=-1) + 1
+    first, last = np.full(count, np.inf), np.zeros(count)
     np.minimum.at(first, group, begin[rows])
     np.maximum.at(last, group, end[rows])
     ready = np.zeros(len(p))  # when all that comes before is done

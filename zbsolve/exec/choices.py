@@ -54,14 +54,6 @@ def local_place() -> tuple[int, int]:
     return int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def sharing_environment(rank: int) -> dict[str, str]:
-    """Environment variables with which NCCL takes ranks that share a GPU for separate machines, connected by sockets; it
-    refuses them otherwise. While a message waits, each of its channels occupies one of the rank's few multiprocessors, so
-    there is one channel (4 % of a step)."""
-    channels = dict.fromkeys(("NCCL_MAX_P2P_NCHANNELS", "NCCL_MIN_P2P_NCHANNELS", "NCCL_NCHANNELS_PER_NET_PEER"), "1")
-    return {"NCCL_HOSTID": f"h{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"} | channels
-
-
 def described(device: torch.device) -> str:
     """The device and its name, such as `cuda:0, NVIDIA H100 80GB HBM3`; `cpu`."""
     import torch

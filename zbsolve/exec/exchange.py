@@ -232,8 +232,6 @@ class Shared(Part):
     close = break_off
 
     def sums(self) -> dict[int, Any]:
-        """Wait until all sums are in `.grad`. Returns stage → when its last sum was done, monotonic ns or a mark of the
-        device. Raises LostRank."""
         for wait in self._behind if self._buckets else ():
             wait()
         totals = [bucket.start() for bucket in self._buckets]
@@ -295,7 +293,7 @@ class Replicas(Part):
 
     def sums(self) -> dict[int, Any]:
         """Start the sums of parameters that ranks of the pipeline share, whose sum over those ranks is done by now. Wait for
-        the sums of stages with passes C. Returns as in `Shared.sums`. Raises LostRank."""
+        the sums of stages with passes C. Returns as in `Part.sums`. Raises LostRank."""
         self._start(list(self._later.values()))
         self._open = dict(self._missing)
         ended: dict[int, Any] = {}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..util.errors import BadInput
 from .base.part import shares_of_rows
@@ -200,12 +200,6 @@ def checksum(batch: Batch | None, count: int) -> int:
             row = tensor.detach().cpu().flatten().contiguous().view(torch.uint8)
             crc = zlib.crc32(row.numpy().tobytes(), crc)
     return crc
-
-
-def trained_by_name(module: nn.Module) -> Callable[[], dict[str, bool]]:
-    """A function that returns, by name, which of the module's present parameters are trained."""
-    parameters = dict(module.named_parameters())
-    return lambda: {name: p.requires_grad for name, p in parameters.items()}
 
 
 def step_seed(seed: int, step: int) -> int:

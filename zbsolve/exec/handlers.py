@@ -2,10 +2,9 @@
 
 `HANDLERS`: kind of pass → handler; other kinds do not run. `CHECKS`: of a whole step, where handlers check their passes.
 `BESIDE`: (step, number of layers) → the layers that every rank needs. `MAKE`: what features do to a rank's part of the model
-before ranks connect, in turn; `SPREAD`: after `parallelize`.
-`PARTS`: functions that make a rank's parts, in the order in which they are made and called. Sums over ranks come last, as
-they include what earlier parts do to gradients. Around a pass, later parts wrap earlier ones; slices come first, so they see
-exactly what their stage gets.
+before ranks connect, in turn; `SPREAD`: after `parallelize`. `PARTS`: functions that make a rank's parts, in the order in
+which they are made and called. Sums over ranks come last, as they include what earlier parts do to gradients. Around a pass,
+later parts wrap earlier ones; slices come first, so they see exactly what their stage gets.
 
 Handlers of all-to-alls for expert parallelism are here: AF after F, AB after the backward. In the models that run here, each
 rank has all experts that it needs, so there is nothing to send: an all-to-all passes its input on, and only its time is

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,20 +32,16 @@ def look_for_nonfinite(handler: Handler, parameters: Named, output: Any, losses:
     A pass that raises here sends nothing, so the pass in the error is the first one with NaN or inf. On a GPU this waits
     for the pass. Raises RunFailed.
     """
-    for tensor in _floating(read):
-        _look("the model's input", tensor)
-    for tensor in _floating(output):
-        _look(handler.makes, tensor, parameters)
+    for what, value, blamed in (("the model's input", read, ()), (handler.makes, output, parameters)):
+        for tensor in tensors_of(value):
+            if tensor.is_floating_point():
+                _look(what, tensor, blamed)
     for loss in losses:
         _look("its loss", loss, parameters)
     if handler.adds_gradients:
         for name, parameter in parameters:
             if parameter.grad is not None:
                 _look(f"the gradient of {name}", parameter.grad)
-
-
-def _floating(value: Any) -> list[Tensor]:
-    return [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
 
 
 def _look(what: str, tensor: Tensor, parameters: Named = ()) -> None:
@@ -68,16 +63,10 @@ def _already(parameters: Named) -> str:
     return next((f"; parameter {name} already had some" for name in names), "")
 
 
-def first_not_finite(losses: Mapping[int, float]) -> str:
-    """The first loss that is not finite, in words; "" where all are finite. losses: step → loss."""
-    return next((f"the loss of step {step} is {loss}" for step, loss in losses.items() if not isfinite(loss)), "")
-
-
 class Interpreter:
     """Runs one rank's program. transport: its `Mailbox`, or an object with the same methods. record: of the current step, or
     of the last one. handed_bytes: pass → bytes that another pass of this rank passed to it, in the last step that was
-    metered.
-    slack: decides what may run while the rank waits; None: nothing."""
+    metered. slack: decides what may run while the rank waits; None: nothing."""
 
     slack: Slack | None = None
 
@@ -266,10 +255,8 @@ class Interpreter:
         losses = self.record.losses[self._looked :]
         self._looked += len(losses)
         read = self.state.data.inputs[action.part] if action.reads else None
-        look_for_nonfinite(handler, self._parameters(action), output, losses, read)
-
-    def _parameters(self, action: Action) -> list[tuple[str, torch.nn.Parameter]]:
-        """The trained parameters of the pass's stage, with their names."""
         if action.stage in self.state.stages:
-            return self.state.stages[action.stage].named_parameters()
-        return [pair for part in self.state.parts for pair in part.own_parameters().get(action.stage, ())]
+            parameters = self.state.stages[action.stage].named_parameters()
+        else:
+            parameters = [pair for part in self.state.parts for pair in part.own_parameters().get(action.stage, ())]
+        look_for_nonfinite(handler, parameters, output, losses, read)

@@ -62,10 +62,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.add(leaf)
         return result
 
-    def add(self, tensor: Tensor) -> None:
-        """Count the storage of `tensor`, if it is new."""
-        self._watch(tensor, counted=True)
-
     def ignore(self, tensors: Iterable[Tensor]) -> None:
         """Do not count these, from now on."""
         for tensor in map(local, tensors):
@@ -75,9 +71,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._now -= size
                 self._known[key] = reference, 0
             else:
-                self._watch(tensor, counted=False)
+                self.add(tensor, counted=False)
 
-    def _watch(self, tensor: Tensor, *, counted: bool) -> None:
+    def add(self, tensor: Tensor, *, counted: bool = True) -> None:
+        """Know the storage of `tensor` from now on, and count it (or not), if it is new."""
         storage, own = tensor.untyped_storage(), self._own
         key = storage_key(tensor)
         if key in self._known:

@@ -80,11 +80,6 @@ def located(sizes: Mapping[str, int], rank: int, text: str) -> str:
     return re.sub(r"^(rank \d+)(?! \()", rf"\1 ({where})", text) if where else text
 
 
-def others_of(sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The dimensions of more than one coordinate that are neither "pp" nor data dimensions."""
-    return tuple(name for name, size in sizes.items() if name not in (PIPELINE, *DATA) and size > 1)
-
-
 def made_mesh(sizes: Mapping[str, int], limit: timedelta, kind: str = "cpu") -> DeviceMesh:
     """torch's mesh over all processes. limit: the timeout of its groups. kind: of devices. All processes call this."""
     world = torch.arange(math.prod(sizes.values())).view(*sizes.values())

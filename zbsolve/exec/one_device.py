@@ -48,8 +48,7 @@ class Ran(MeasuredStep):
 
 class DeviceCopies:
     """Messages between the ranks of one device, each a copy. meters: one for each rank, or none; a copy counts on its
-    receiver.
-    waiting: copies that are not taken yet, and when they were made, monotonic ns."""
+    receiver. waiting: copies that are not taken yet, and when they were made, monotonic ns."""
 
     def __init__(self) -> None:
         self.meters: Sequence[LiveBytes] = ()

@@ -31,7 +31,8 @@ from .choices import RUN_SPLITS, group_device, merged, with_number
 from .connecting import Given, Own, OwnWork, Update
 from .emulate import Times
 from .exchange import begin_alike, check_same, optimizers_wait
-from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed, trained_by_name
+from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed
+from .graphs.auto import decisions_of
 from .handlers import passes_where
 from .layers import Layers, check_untrained, forwards_alone
 from .loop import checkpoint, evaluation, gradients, watching
@@ -186,7 +187,8 @@ class Pipeline:
             weakref.finalize(self, self.peers.wires.close)
             self._runner = connected(own, given, self.wires, self.peers, self.hooks, emulate)
             self.mailbox, state = self._runner.mailbox, self._runner.interpreter.state
-            self.mailbox.trained = trained_by_name(self.module)
+            parameters = dict(self.module.named_parameters())
+            self.mailbox.trained = lambda: {name: p.requires_grad for name, p in parameters.items()}
             self.stages: Mapping[int, Stage] = state.stages
             for close in asked(state.parts, "close"):
                 weakref.finalize(self, close)
@@ -348,8 +350,6 @@ class Pipeline:
     def splits(self) -> list[dict[str, Any]]:
         """How each layer's backward is split on this rank, where that is decided layer by layer: a row for each kind of
         block, with the numbers of its layers, the reason and what was measured. Complete after the first step."""
-        from .graphs.auto import decisions_of
-
         return decisions_of(self.stages.values())
 
     def trace(

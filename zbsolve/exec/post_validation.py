@@ -178,7 +178,7 @@ class PostValidated(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients once the step is validated."""
         if self._snapshot is None:
-            self._zero(set_to_none)
+            self._pipeline.module.zero_grad(set_to_none)
         else:
             self._clear = set_to_none
 
@@ -236,7 +236,7 @@ class PostValidated(Optimizer):
         self.last = Validated(math.sqrt(whole), clipped, skip, self._stepped and not stands)
         self._snapshot, self._chain, self._gradients = None, None, []
         if self._clear is not None:
-            self._zero(self._clear)
+            self._pipeline.module.zero_grad(self._clear)
             self._clear = None
 
     def _stands(self, norm2: float) -> bool:
@@ -252,13 +252,6 @@ class PostValidated(Optimizer):
 
     def _present(self) -> list[Tensor]:
         return [local(p.grad) for p in self._pipeline.parameters() if p.grad is not None]
-
-    def _zero(self, set_to_none: bool) -> None:
-        for parameter in self._pipeline.parameters():
-            if parameter.grad is not None and set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.zero_()
 
 
 class OptimizerSnapshot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +21,7 @@ from .base.part import Data, Part, Record, asked, sum_of
 from .base.program import Message, Program
 from .base.values import tensors_of
 from .device.capture import Captures
-from .device.rank_device import Marks, RankDevice, missing_bytes
+from .device.rank_device import Marks, RankDevice
 from .emulate import sleep_until
 from .feed import NOT_COMPARED, REFUSED, ShapeNumbers
 from .handlers import HANDLERS
@@ -102,7 +102,8 @@ class RankRunner:
 
     def _on_gpu(self, gpu: RankDevice, data: Data, memory: bool) -> tuple[Record, Memory | None]:
         """Launch everything, or replay a graph; then wait for the device once, and read its times."""
-        captures, missing = self.captures, missing_bytes(self.module.parameters())
+        captures = self.captures
+        missing = sum(p.nbytes for p in self.module.parameters() if p.requires_grad and p.grad is None)
         graph = None if captures is None or memory else captures.of(data, self.mailbox.no_capture)
         if self.ahead is None:
             self._hear_last()
@@ -192,7 +193,9 @@ class RankRunner:
                 record.start[i], record.end[i] = emulated.span_of(action.name)
         if emulated is not None:
             emulated.drain()
-        sums = self._sums()
+        sums: dict[int, Any] = {}
+        for part in self.parts:
+            sums |= part.sums()
         for wait in self._waits if self.captures is not None else ():
             wait()  # work that starts inside a graph must end inside it
         for i, action in enumerate(self.interpreter.program.actions):
@@ -205,14 +208,6 @@ class RankRunner:
                 record.end[i] = max(record.end[i], done)
             elif not isinstance(done, int):
                 record.later[i] = done
-
-    def _sums(self) -> Mapping[int, Any]:
-        """Sum the gradients that several ranks have. Returns stage → when the sums that its passes C started were done,
-        monotonic ns or a mark."""
-        ended: dict[int, Any] = {}
-        for part in self.parts:
-            ended |= part.sums()
-        return ended
 
     def _passes(self, data: Data, meter: LiveBytes | None = None, begin: Callable[[Record], None] | None = None) -> Record:
         record, done = self.interpreter.begin(data), 0

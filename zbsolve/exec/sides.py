@@ -248,7 +248,6 @@ class SideInputs(Part):
         return values
 
     def came(self, message: Message, value: Any) -> None:
-        """What a message has brought."""
         names, m = self.between.carried(message), message.part
         if message.gradient:
             self.here.add(sorted(entry for entry in self.here.made[message.boundary, m] if entry[0] in names), m, value)
@@ -256,16 +255,13 @@ class SideInputs(Part):
             self.here.values |= {(name, m): value[name] for name in names}
 
     def begin(self, data: Any) -> None:
-        """A step begins."""
         self.forget()
 
     def forget(self) -> None:
-        """Drop what a step has left that broke off."""
         self.here.forget()
         self._left.clear()
 
     def for_forwards(self, stages: Mapping[int, Any]) -> SideInputs:
-        """The same for a round of forwards alone."""
         return SideInputs(self.between, self.program, stages)
 
 

@@ -78,9 +78,8 @@ class Slack:
 
     def begun(self, action: Action) -> None:
         """A pass has all of its inputs: if it is its turn, publish that it begins."""
-        if action is not self._actions[self.at]:
-            return
-        self._cells[self._rank] = self._step * self._lengths[self._rank] + self.at + 1
+        if action is self._actions[self.at]:
+            self._cells[self._rank] = self._step * self._lengths[self._rank] + self.at + 1
 
     def ended(self, action: Action) -> None:
         """A pass has ended: record which gradients it added to, while that is still unknown."""

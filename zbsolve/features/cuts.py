@@ -1,5 +1,4 @@
-"""Where a sequence is cut into slices: the user's values of `slices`, as parts of the sequence and as whole tokens; and what
-a search tries where it decides."""
+"""Where a sequence is cut into slices: the user's `slices`, as parts of the sequence and as tokens; what a search tries."""
 
 from __future__ import annotations
 
@@ -77,9 +76,8 @@ def cuts_of(slices: Slices, layers: Sequence[Layer], sequence: Any = None) -> Cu
     check_attention(layers)
     lengths = asked.lengths or (1.0,) * asked.number
     cuts, tokens = _cuts_at(lengths), tokens_of(sequence)
-    if (
-        asked.even_work
-    ):  # a·x² + (t − a)·x = k/n·t, with t all layers' work and a attention's part of it (Seq1F1B, section 3.3)
+    if asked.even_work:
+        # a·x² + (t − a)·x = k/n·t, with t all layers' work and a attention's part of it (Seq1F1B, section 3.3)
         work = sum(layer.work for layer in layers)
         attention = sum(layer.attention_F + layer.attention_B for layer in layers)
         plain, n = work - attention, asked.number

@@ -1,7 +1,5 @@
-"""What happens to the activations that stages keep: where the search decides recompute and offload, they are one choice for
-each stage. First it tries the same for all stages; then moves change single stages, rows of stages, and the microbatches
-copied.
-"""
+"""What happens to the activations that stages keep: where the search decides recompute and offload, they are one choice a
+stage. First it tries the same for all stages; then moves change single stages, rows of them, and the microbatches copied."""
 
 from __future__ import annotations
 
@@ -43,8 +41,7 @@ def all_kept(step: Any) -> Any:
 
 
 def least_kept(step: Any) -> Any:
-    """The step with passes that all choices of its open fields have. If recompute is open, it has no copies: they may be
-    shorter, as less is kept."""
+    """The step with passes that all choices of its open fields have; without copies if recompute may make them shorter."""
     again = is_auto(step.recompute) and not is_none(step.offload)
     return replace(all_kept(step), offload=NO_OFFLOAD) if again else all_kept(step)
 
@@ -82,8 +79,7 @@ def stages_of(step: Any, layers: Sequence[int]) -> tuple[Stage, ...]:
 
 def with_stages(step: Any, stages: Sequence[Stage], layers: Sequence[int]) -> Named:
     """The step with these choices for its stages, with its name. If the first stage recomputes all of its layers, it does
-    not
-    offload: its input is the batch."""
+    not offload: its input is the batch."""
     away = tuple(stage.away if i or stage.again < layers[0] else 0.0 for i, stage in enumerate(stages))
     offload: Offload = NO_OFFLOAD if not any(away) else FULL if set(away) == {1.0} else away
     recompute = recompute_in_words([stage.again for stage in stages], layers)
@@ -143,8 +139,7 @@ def stage_moves(here: Now) -> Iterator[Named]:
 
 
 def with_fewest(now: Now) -> Iterator[Named]:
-    """For a step that recomputes everything: the one where as few layers of each stage recompute as may fit the memory, if
-    that is some but not all."""
+    """For a step that recomputes everything: the one where as few layers of each stage do as may fit, some but not all."""
     step, layers = now.step, now.layers
     if not (is_auto(now.said.recompute) and step.recompute == ALL and layers and step.slices == 1):
         return
@@ -223,8 +218,6 @@ def _ways(now: Stage, said: Any, layers: int) -> list[Stage]:
 
 
 BOTH = ("recompute", "offload")
-
-
 KEEPING = Feature(
     "kept activations",
     build=within_host,

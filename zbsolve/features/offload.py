@@ -134,8 +134,7 @@ def _with_shards(table: Any, problem: Problem) -> Any:
 
 def stage_fractions(text: str, stage_ranks: Sequence[Sequence[int]]) -> Any:
     """The fraction of each stage, shape (stages,), from a name (see `offloaded_step`) or text such as "0:0.5,1:1".
-    stage_ranks: the ranks of each stage. If these have different numbers of stages, "half" is the smallest fraction among
-    them. Raises BadInput."""
+    stage_ranks: the ranks of each stage; "half" is the smallest fraction among these. Raises BadInput."""
     name, stages = text.strip(), len(stage_ranks)
     if name not in NAMED:
         return _fractions_in(text, stages)

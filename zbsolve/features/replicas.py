@@ -16,9 +16,8 @@ def _build(problem: Problem, staged: Any) -> Problem:
     """Add a pass C for each stage if there are several replicas.
 
     C takes an all-reduce over the replicas, by the two halves of a ring: 2 · (latency + bytes · (N − 1) / N / bandwidth) of
-    the group's link (Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002); bytes are those of the trained parameters of
-    the stage, or of its shard of a vocabulary. If a stage is on several ranks, the same sum over these and the pipeline's
-    link is added.
+    the group's link (Patarasuk and Yuan 2009, doi 10.1016/j.jpdc.2008.09.002); bytes are of the stage's trained parameters,
+    or its shard of a vocabulary. If a stage is on several ranks, the same over these and the pipeline's link is added.
     """
     replicas, costs = staged.step.replicas, staged.costs
     if replicas == 1:

@@ -41,9 +41,8 @@ def _check(step: Any) -> None:
 def _build(problem: Problem, staged: Any) -> Problem:
     """Shard each stage's parameters over the ranks of the group.
 
-    A gather or a reduction takes latency + bytes · (N − 1) / N / bandwidth of the data-parallel group's link; bytes are
-    those of the stage's parameters, in a reduction only of the trained ones. Gradients have the size in the profile's
-    `gradients`.
+    A gather or a reduction takes latency + bytes · (N − 1) / N / bandwidth of the data-parallel group's link; bytes are of
+    the stage's parameters, in a reduction only the trained ones. Gradients are as large as the profile's `gradients` says.
     """
     costs, counts, link = staged.costs, staged.counts, staged.group
     shards, sizes, gradients = costs.group, costs.memory.parameters(counts), costs.memory.unreduced(counts)

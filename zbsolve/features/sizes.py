@@ -254,7 +254,6 @@ def of_sizes(profiles: Sequence[Any], names: Sequence[str]) -> Any:
 
     Lines are least-squares fits without negative parts. Fact `sizes` has the sizes, `off_line` the largest relative distance
     of a pass of at least 1 µs from its line. Bytes are scaled from the fewest sequences. names: for errors. Raises BadInput.
-    BadInput.
     """
     order = sorted(range(len(profiles)), key=lambda i: sequences_of(profiles[i]))
     sizes = np.array([sequences_of(profiles[i]) for i in order], np.float64)

@@ -56,7 +56,7 @@ class VocabularyCosts:
     for each token of a microbatch. output: the number of the layer with logits and loss, the last one; output_rest: what is
     left of it on its stage. embedding, embedding_rest: the same for the input embedding, the first layer; None if it is not
     sharded. tied: output and embedding share a weight. shards: a row for each number of ranks, ascending. Raises BadInput
-    for values that make no sense. what makes no sense.
+    for values that make no sense.
     """
 
     source: str

@@ -86,11 +86,9 @@ ROOMS = (1.0, 0.5, 0.0)  # shares of side passes' memory that are left for them,
 def without_side_streams(problem: Problem) -> Problem:
     """The problem without side passes, and without pools beside the devices. What waited for a side pass waits for that
     pass's inputs, longer by its duration. Bytes of side passes stay if other passes can hold them (`in_their_place`)."""
-    rows = problem.side_stream
-    if not len(rows):
+    away = ~problem.computing
+    if not away.any():
         return problem
-    away = np.zeros(len(problem.passes), bool)
-    away[rows] = True
     e, duration = problem.edges, problem.passes.duration
     first, into, delay = compressed_rows(e.after, len(away), e.before, e.lag)
     before, after, lag, size = e.before, e.after, e.lag, problem.device_bytes
@@ -150,8 +148,7 @@ def with_room_for_them(problem: Problem, share: float) -> Problem | None:
 
 
 def room_beside(problem: Problem, share: float) -> Ints | None:
-    """Bytes of each rank that remain for other passes then, shape (ranks,); negative if there are too few. None if memory
-    has no limit."""
+    """Bytes of each rank that remain for other passes then, shape (ranks,); negative: too few. None: memory has no limit."""
     if problem.capacity is None:
         return None
     most, total = _beside(problem, problem.taken, _alone(problem)[1])
@@ -159,8 +156,7 @@ def room_beside(problem: Problem, share: float) -> Ints | None:
 
 
 def held_by_others(problem: Problem) -> bool:
-    """Whether other passes can hold nearly all bytes of side passes in their place: then the problem `without_side_streams`
-    counts nearly all of the memory."""
+    """Whether other passes can hold nearly all bytes of side passes, so that `without_side_streams` counts nearly all."""
     if problem.pools or problem.capacity is None:
         return not problem.pools
     return bool((_beside(problem, *_alone(problem))[1] <= LITTLE * np.array(problem.capacity)).all())
@@ -177,10 +173,9 @@ def _alone(problem: Problem) -> tuple[Ints, Ints]:
 def _beside(problem: Problem, taken: Ints, freed: Ints) -> tuple[Ints, Ints]:
     """For each rank the most bytes that a lane of side passes takes or frees at once, and the sum over such lanes. taken,
     freed: bytes of each pass."""
-    side, most = set(problem.side_stream.tolist()), np.zeros(problem.ranks, np.int64)
-    total = most.copy()
+    most, total = np.zeros(problem.ranks, np.int64), np.zeros(problem.ranks, np.int64)
     for rows in problem.lanes:
-        if int(rows[0]) in side:
+        if not problem.computing[rows[0]]:
             rank = int(problem.passes.rank[rows[0]])
             size = int(max(taken[rows].max(), freed[rows].max()))
             total[rank] += size
@@ -221,8 +216,7 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
 
 
 def _behind_inputs(problem: Problem, start: Ints, end: Ints) -> None:
-    """Move side passes, in place, so that each starts behind the side passes that it waits for. start, end: places in a
-    row of all starts and ends."""
+    """Move side passes, in place, behind the side passes that they wait for. start, end: places in a row of all."""
     e, aside = problem.edges, ~problem.computing
     both = e.only(np.flatnonzero(aside[e.before] & aside[e.after]))
     while (start[both.before] >= start[both.after]).any():  # one round for each link of a chain
@@ -293,14 +287,13 @@ class _Beside:
         p, e, taken, freed = problem.passes, problem.edges, problem.taken, problem.freed
         self.problem, self.row = problem, row
         self.capacity = 0 if problem.capacity is None else problem.capacity[rank]
-        on_rank = np.flatnonzero(p.rank == rank)
-        self.side = on_rank[np.isin(on_rank, problem.side_stream)]
-        own = np.setdiff1d(on_rank, self.side)
+        on_rank = p.rank == rank
+        known = on_rank & problem.computing
+        own, self.side = np.flatnonzero(known), np.flatnonzero(on_rank & ~problem.computing)
         moment = np.concatenate([row.start[own], row.end[own]])
         order = np.argsort(moment)
         self.moment = moment[order]
         self.time = np.concatenate([timeline.start[own], timeline.end[own]])[order]
-        known = np.isin(np.arange(len(p)), own)
         self.used = first_uses(problem, timeline.start)
         self.at, self.until = np.zeros(len(p), np.int64), np.full(len(p), len(order))
         here, there = known[e.before], known[e.after]
@@ -320,9 +313,7 @@ class _Beside:
     def _keep_in_order(self, timeline: Timeline) -> None:
         """Make sure that no side pass is put before a side pass that it waits for."""
         e = self.problem.edges
-        aside = np.zeros(len(self.at), bool)
-        aside[self.side] = True
-        both = np.flatnonzero(aside[e.before] & aside[e.after])
+        both = np.flatnonzero(np.isin(e.before, self.side) & np.isin(e.after, self.side))
         before, after = e.before[both], e.after[both]
         ends = np.searchsorted(self.time, timeline.end[before])
         while (np.maximum(ends, self.at[before]) > self.at[after]).any():  # one round for each link of a chain

@@ -36,8 +36,7 @@ NO_LIMIT = 1e6  # seconds: the time limit if effort is the limit
 
 def make_solver(seconds: float, workers: int, *, seed: int | None = None, effort: float | None = None) -> cp_model.CpSolver:
     """A CP-SAT solver with limits. seconds: the time limit. workers: threads. seed: None: CP-SAT's default. effort: a limit
-    in CP-SAT's deterministic time in place of seconds, with one thread, so that the answer does not depend on the
-    machine."""
+    in CP-SAT's deterministic time in place of seconds, with one thread, for the same answer on every machine."""
     solver = cp_model.CpSolver()
     solver.parameters.catch_sigint_signal = False  # Ctrl-C belongs to Python
     solver.parameters.max_time_in_seconds = max(0.0, seconds) if effort is None else NO_LIMIT
@@ -321,8 +320,7 @@ def streams_bound(ranks: tuple[int, ...], value: int) -> Bound:
 
 
 def ranks_refute(problem: Problem, ranks: tuple[int, ...], value: int, solver: cp_model.CpSolver) -> bool | None:
-    """Whether these ranks alone need `value` µs or more; None if the solver does not find out in its time. For the span
-    there must be one rank."""
+    """Whether these ranks (for the span: one) alone need `value` µs or more; None if the solver finds no answer in time."""
     alone, head, tail = ranks_alone(problem, ranks)
     if int((head + alone.passes.duration + tail).max()) >= value:
         return True

@@ -192,8 +192,7 @@ class SplitModel:
 @dataclass
 class SplitSearch:
     """The search for the bound. below: the value of the best known schedule, µs, where the search ends. looked, apart, full:
-    see `EverySplit`. known: bounds, µs, that an exact solver has proven elsewhere. ended: whether the bound has reached
-    `below`."""
+    see `EverySplit`. known: bounds, µs, that an exact solver has proven elsewhere. ended: whether `below` is reached."""
 
     splits: Splits
     below: int

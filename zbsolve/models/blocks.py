@@ -178,6 +178,11 @@ def _here(length: int) -> slice:
     return slice(slice_offset(), slice_offset() + length)
 
 
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """(batch, length, heads · width) → (batch, heads, length, width)."""
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention with rotary positions."""
 
@@ -186,7 +191,7 @@ class Attention(nn.Module):
 
     def __init__(self, sizes: BlockSizes, length: int, theta: float) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_width = sizes.heads, sizes.kv_heads, sizes.head_width
+        self.heads, self.kv_heads = sizes.heads, sizes.kv_heads
         self.q = linear(sizes.width, sizes.heads * sizes.head_width, sizes.qkv_bias)
         self.k = linear(sizes.width, sizes.kv_heads * sizes.head_width, sizes.qkv_bias)
         self.v = linear(sizes.width, sizes.kv_heads * sizes.head_width, sizes.qkv_bias)
@@ -197,7 +202,7 @@ class Attention(nn.Module):
         """(batch, length, width) → the same shape."""
         batch, length, _ = x.shape
         q, k, v = (
-            layer(x).view(batch, length, heads, self.head_width).transpose(1, 2)
+            _by_head(layer(x), heads)
             for layer, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
         )
         here = _here(length)
@@ -233,16 +238,12 @@ class LatentAttention(nn.Module):
         cos, sin = self.cos[here], self.sin[here]
         low, k_rotated = torch.split(self.kv_down(x), [self.kv_norm.weight.shape[0], self.rotated], -1)
         k_rotated = rotate(k_rotated[:, None], cos, sin).expand(-1, self.heads, -1, -1)
-        q = self._by_head(self.q_up(self.q_norm(self.q_down(x))))
+        q = _by_head(self.q_up(self.q_norm(self.q_down(x))), self.heads)
         q, q_rotated = torch.split(q, [self.width, self.rotated], -1)
-        k, v = torch.split(self._by_head(self.kv_up(self.kv_norm(low))), self.width, -1)
+        k, v = torch.split(_by_head(self.kv_up(self.kv_norm(low)), self.heads), self.width, -1)
         q, k = torch.cat((q, rotate(q_rotated, cos, sin)), -1), torch.cat((k, k_rotated), -1)
         mixed = sliced_attention(q, k, functional.pad(v, (0, self.rotated)), is_causal=True)[..., : self.width]
         return self.join(mixed.transpose(1, 2).reshape(batch, length, -1))
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        """(batch, length, heads · width) → (batch, heads, length, width)."""
-        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class Decoder(nn.Module):
@@ -275,7 +276,6 @@ class Tokens(nn.Module):
         nn.init.normal_(self.token.weight, std=0.02)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(batch, length) → (batch, length, width)."""
         x: Tensor = self.token(ids)
         return x if self.scale == 1 else x * self.scale
 

@@ -43,7 +43,7 @@ from .huggingface_given import (
     without_layers,
     without_norm,
 )
-from .huggingface_halves import COUNTS, halves_model
+from .huggingface_halves import COUNTS, halves_model, weight_path
 from .losses import capped
 from .model import DTYPES, Model, Setting, language_model, parse_setting
 from .published_models import random_tokens, typed
@@ -139,7 +139,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.balance = balance
         self.base = inner_of(causal)[1] if base is None else base
-        self.token_weight = _path(self, causal.get_input_embeddings())
+        self.token_weight = weight_path(self, causal.get_input_embeddings())
 
     def forward(self, ids: Tensor) -> Tensor | Sums:
         """(batch, length) → (batch, length, width); with the sums that balance experts, where the config asks for that."""
@@ -267,7 +267,7 @@ class Head(nn.Module):
         norm = final_norm(causal)
         parts = frozenset(name for name, _ in inner_of(causal)[1].named_children())
         inner = _Inner(getattr(*norm) if norm else nn.Identity(), parts - {"norm"})
-        self.token_weight = "causal." + _path(causal, causal.get_output_embeddings())
+        self.token_weight = "causal." + weight_path(causal, causal.get_output_embeddings())
         self.inner = inner_of(causal)[0]
         setattr(causal, self.inner, inner)
         self.causal = causal
@@ -318,13 +318,6 @@ def _untied(causal: Any) -> Any:
     output = causal.get_output_embeddings()
     output.weight = nn.Parameter(output.weight.detach().clone())
     return causal
-
-
-def _path(root: nn.Module, wanted: nn.Module) -> str:
-    return str(next(name for name, module in root.named_modules() if module is wanted)) + ".weight"
-
-
-# --- A model by name ---
 
 
 BATCH, LENGTH = 1, 512

@@ -6,8 +6,8 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..util.errors import BadInput
-from .losses import auxiliary_loss
+from .losses import auxiliary_loss, on_top
 from .published_models import typed
 from .slicing import slice_offset
 
@@ -356,15 +356,9 @@ def hear(layer: nn.Module, balance: Balance) -> None:
             module.__class__ = _telling(balance.kind, balance.place)
 
 
-@contextmanager
-def heard() -> Iterator[list[Tensor]]:
+def heard() -> AbstractContextManager[list[Tensor]]:
     """A context that collects the logits of all routers that run in it."""
-    logits: list[Tensor] = []
-    _listening.append(logits)
-    try:
-        yield logits
-    finally:
-        _listening.pop()
+    return on_top(_listening, list[Tensor]())
 
 
 @cache

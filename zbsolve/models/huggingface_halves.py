@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..util.errors import BadInput
-from .huggingface_given import Answer, Given, Held, Noted, Sample
+from .huggingface_given import Answer, Given, Held, Note, Noted, Sample
 from .losses import CrossEntropy
 from .model import Model, Place, seeded
 from .published_models import random_tokens, typed
@@ -175,7 +175,6 @@ def _on_meta(layer: nn.Module) -> nn.Module:
 
 def _made(module: Any, shell: Any) -> Any:
     """Replace a module's meta tensors by real ones, initialised as the library does it."""
-
     begun = [part for part in module.modules() if any(leaf.is_meta for _, leaf in _own(part))]
     for part in begun:
         for name, leaf in _own(part):
@@ -209,13 +208,6 @@ class Layer(Held):
         return (leaves[0], *(leaves[n] for n in self.places)) if self.gives else leaves[0]
 
 
-class _Note(nn.Module):
-    """Replaces the first layer."""
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        raise Noted(x)
-
-
 class Begin(nn.Module):
     """Token numbers → input of the first layer of a half: the half's own forward up to there. The encoder's also takes the
     decoder's tokens and gives them as a side input."""
@@ -226,7 +218,7 @@ class Begin(nn.Module):
             self.gives = WORDS
         instead = {id(module): nn.Identity() for module in half.behind if any(True for _ in module.parameters())}
         layers = half.stack.get_submodule(half.place)
-        self.base = _made(copied(half.stack, {id(layers): nn.ModuleList([_Note()]), **instead}), shell)
+        self.base = _made(copied(half.stack, {id(layers): nn.ModuleList([Note({})]), **instead}), shell)
         self.first = first
 
     def forward(self, ids: Any) -> Any:
@@ -235,7 +227,7 @@ class Begin(nn.Module):
         try:
             self.base(input_ids=ids)
         except Noted as found:
-            x = found.args[0]
+            *_, x = found.args
         return (x, *words) if words else x
 
 
@@ -321,15 +313,17 @@ def _tied(shell: Any, halves: tuple[Half, Half]) -> tuple[tuple[Place, ...], ...
     count = len(halves[0].layers)
     tables = [half.stack.get_input_embeddings() for half in halves]
     output = shell.get_output_embeddings()
-    paths = [f"base.{_path(half.stack, table)}" for half, table in zip(halves, tables, strict=True)]
-    places = [(0, paths[0]), (count + 2, paths[1]), (count + len(halves[1].layers) + 3, f"whole.{_path(shell, output)}")]
+    paths = [f"base.{weight_path(half.stack, table)}" for half, table in zip(halves, tables, strict=True)]
+    paths.append(f"whole.{weight_path(shell, output)}")
+    places = zip((0, count + 2, count + len(halves[1].layers) + 3), paths, strict=True)
     groups = dict[int, list[Place]]()
     for owner, place in zip((*tables, output), places, strict=True):
         groups.setdefault(id(owner.weight), []).append(place)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
-def _path(root: nn.Module, wanted: nn.Module) -> str:
+def weight_path(root: nn.Module, wanted: nn.Module) -> str:
+    """The name of the weight of module `wanted` in `root`."""
     return str(next(name for name, module in root.named_modules(remove_duplicate=False) if module is wanted)) + ".weight"
 
 

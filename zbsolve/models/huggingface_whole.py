@@ -16,6 +16,7 @@ from .huggingface import Embedding, Head, Layer, with_numbers
 from .huggingface_given import Note, Sample, balance_of, given_to, inner_of, owner_of, without_norm
 from .huggingface_halves import copied, halves_of
 from .losses import auxiliary_losses
+from .model import in_eval_mode
 from .sides import called, row_of
 
 FEW = 16  # tokens on which the layers are compared with the model
@@ -138,7 +139,7 @@ def _check_same(model: Any, layers: nn.Sequential, tokens: tuple[Tensor, ...]) -
         return
     few = tokens if len(tokens) > 1 else (tokens[0][:1, :FEW],)
     found: Any = few if len(few) > 1 else few[0]
-    with _in_eval_mode(model, layers), torch.no_grad(), torch.random.fork_rng(devices=[]), auxiliary_losses():
+    with in_eval_mode(model, layers), torch.no_grad(), torch.random.fork_rng(devices=[]), auxiliary_losses():
         right = model(**dict(zip(("input_ids", "decoder_input_ids"), few, strict=False)), use_cache=False).logits
         for layer in layers:
             found = called(layer, found)
@@ -148,16 +149,3 @@ def _check_same(model: Any, layers: nn.Sequential, tokens: tuple[Tensor, ...]) -
     apart = float((found - right).abs().max() / right.abs().max())
     if not apart < CLOSE:
         raise BadInput(f"does more than its layers one after the other: their logits differ from its own by {apart:.1g}")
-
-
-@contextmanager
-def _in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside, all modules are in eval mode; then as before."""
-    modes = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..util.errors import BadInput
+
+Made = TypeVar("Made")
 
 
 def capped(logits: Tensor, cap: float) -> Tensor:
@@ -109,16 +111,20 @@ def auxiliary_loss(value: Tensor) -> None:
 
 
 @contextmanager
-def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
+def on_top(values: list[Made], value: Made) -> Iterator[Made]:
+    """Inside, `value` is the last of a list of values, the innermost."""
+    values.append(value)
+    try:
+        yield value
+    finally:
+        values.pop()
+
+
+def auxiliary_losses() -> AbstractContextManager[AuxiliaryLosses]:
     """Collect the losses that layers add by `auxiliary_loss` while the block runs, for a model in one process:
 
     with auxiliary_losses() as extra:
         output = model(inputs)
     (loss(output, target) + extra.total).backward()
     """
-    losses = AuxiliaryLosses()
-    _collecting.append(losses)
-    try:
-        yield losses
-    finally:
-        _collecting.pop()
+    return on_top(_collecting, AuxiliaryLosses())

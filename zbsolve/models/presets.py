@@ -31,7 +31,6 @@ class Embed(nn.Module):
         nn.init.normal_(self.position.weight, std=0.02)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(batch, length) → (batch, length, width)."""
         first = slice_offset()
         return self.token(ids) + self.position(torch.arange(first, first + ids.shape[1], device=ids.device))
 
@@ -76,7 +75,6 @@ class Head(nn.Module):
         nn.init.normal_(self.output.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, width) → (batch, length, vocabulary)."""
         return self.output(self.norm(x))
 
     def output_layer(self) -> tuple[str, float]:

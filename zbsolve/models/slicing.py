@@ -5,8 +5,8 @@ The code that cuts sequences (`exec.slices`) runs layers inside `running_slice`;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..util.errors import BadInput
+from .losses import on_top
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,9 @@ class Slicing(Protocol):
 _slicing: list[Slicing] = []  # the innermost last
 
 
-@contextmanager
-def running_slice(slicing: Slicing) -> Iterator[None]:
+def running_slice(slicing: Slicing) -> AbstractContextManager[Slicing]:
     """A context in which `sliced_attention` and `slice_offset` use `slicing`."""
-    _slicing.append(slicing)
-    try:
-        yield
-    finally:
-        _slicing.pop()
+    return on_top(_slicing, slicing)
 
 
 def in_slice() -> bool:
@@ -204,7 +200,6 @@ def _check_type(mask: Any) -> None:
 
 def _check_mask(mask: Tensor, shape: Sequence[int]) -> None:
     """shape: of the scores, (batch, heads, queries, keys)."""
-    _check_type(mask)
     pairs = zip(reversed(mask.shape), reversed(shape), strict=False)
     if mask.dim() > len(shape) or any(size not in (1, wanted) for size, wanted in pairs):
         raise BadInput(f"sliced_attention: attn_mask {tuple(mask.shape)} does not broadcast to {tuple(shape)}")

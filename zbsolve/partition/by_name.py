@@ -133,8 +133,7 @@ def moves_between(before: Sequence[int], after: Sequence[int]) -> list[tuple[int
 
 
 def ordered_neighbours(costs: StageCosts, counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """`neighbours`, or all other splits where there are few, ordered by bytes above the limit, then by the estimate, then by
-    how uneven the ranks are."""
+    """`neighbours`, or all other splits where there are few, in the order of `_preference`."""
     near, layers = neighbours(counts), len(costs.layers)
     if comb(layers - 1, costs.stages - 1) <= FEW:
         ends = ((0, *inner, layers) for inner in combinations(range(1, layers), costs.stages - 1))

@@ -82,8 +82,7 @@ class PartitionForm(msgspec.Struct):
 
 
 def parse_partition(text: str) -> str | tuple[int, ...] | Partition:
-    """The value of `--partition`: "auto" or a name (see `by_name`), layers of each stage (see `counts_in`), or the partition
-    in a file. Raises BadInput."""
+    """The value of `--partition`: "auto", a name (`by_name`), layers of stages (`counts_in`), or a file. Raises BadInput."""
     if text in ("auto", *SEARCHED):
         return text
     if text.endswith(".json") or text == "-":
@@ -157,8 +156,7 @@ def on_devices(layers: Sequence[Layer], link: Link, devices: int, scaling: Scali
 
 def mesh_partitions(costs: StageCosts, per_node: int, scaling: Scaling | None = None) -> tuple[Partitioned, Partitioned]:
     """The best equal partition and Alpa's, on all ranks of `costs`, which are devices of nodes of `per_node`. The equal one
-    has as many devices and layers on each stage; of those that fit it has the least estimate. Raises BadInput,
-    Infeasible."""
+    has as many devices and layers on each stage; of those that fit, the least estimate. Raises BadInput, Infeasible."""
     devices = costs.stages
     if per_node < 1 or devices % per_node:
         raise BadInput(f"submeshes: {devices} devices are not whole nodes of {per_node}")

@@ -15,7 +15,7 @@ from ..layer import Layer, Link, Tied, begun, layer_cuts, side_values, split_kno
 from ..tables import Ints
 from ..util.errors import BadInput
 from .cuts import Floats, cut_dp, none_where_empty, spans
-from .stage_memory import NONE, Common, StageMemory
+from .stage_memory import NONE, Common, StageMemory, most_within
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,7 @@ class StageCosts:
 
     @cached_property
     def untrained(self) -> int:
-        """How many layers in front train nothing; 0 where ranks have passes beside their stages, since a gradient then
-        goes back to all of them."""
+        """How many layers in front train nothing; 0 where ranks have passes beside stages: gradients go back to all then."""
         return 0 if self.common.barriers else untrained_layers(self.layers)
 
     @cached_property
@@ -197,8 +196,7 @@ class StageCosts:
 
     @cached_property
     def messages(self) -> Floats:
-        """[a]: ns of messages that a cut before layer a adds to one microbatch's path, forward and back; 0 where a row
-        begins."""
+        """[a]: ns of messages that a cut before layer a adds to a microbatch's path, both ways; 0 where a row begins."""
         rows = {*begun(self.layers)}
         ways = [0 if i in rows else 1 if i <= self.untrained else 2 for i in range(1, len(self.layers) + 1)]
         return np.rint([0.0, *(1e3 * n * self.link.message(layer) for n, layer in zip(ways, self.layers, strict=True))])
@@ -265,8 +263,7 @@ def least_step(costs: StageCosts, objective: str) -> int:
     the layers before it. All-to-alls count on both paths. Also, one microbatch's whole path through the stage, F and B of
     all layers in one row, comes after m − 1 of its passes F, or before as many passes B. A dynamic programme finds the least
     maximum over j of both. A second bound spreads all work over all ranks, with each rank's wait before its first F and
-    after its last backward; S and T are work of every rank. Where microbatches take several routes
-    only the work counts.
+    after its last backward; S and T are work of every rank. Where microbatches take several routes only the work counts.
     """
     kinds = ("F", "BW") if costs.fused else ("F", "B", "W")
     sums = [spans([getattr(c, kind) for c in costs.layers]) for kind in kinds]
@@ -282,7 +279,7 @@ def least_step(costs: StageCosts, objective: str) -> int:
     shared = ceil((float(total) + idle) / float((1 / factors).sum()) - 1e-6)
     if len(costs.routes) > 1:
         return shared
-    ways = [_most(array) for array in _whole_ways(costs)]
+    ways = [most_within(array) for array in _whole_ways(costs)]
 
     def price(s: int) -> Floats:
         stage = costs.stages - s
@@ -325,14 +322,6 @@ def _whole_ways(costs: StageCosts) -> list[Floats]:
     sent = _hops(costs, costs.stages) * _message(costs) * (1 if costs.untrained else 2)
     factor, (*_, through_f, through_b) = min(costs.rank_factors, default=1.0), costs.ways
     return [sent + _at_least(costs, array, "FB", factor, costs.stages) for array in (through_f, through_b)]
-
-
-def _most(each: Floats) -> Floats:
-    """[a, b]: the largest value of layers a … b − 1, shape (layers + 1, layers + 1)."""
-    most = np.zeros((len(each) + 1, len(each) + 1))
-    for a in range(len(each)):
-        most[a, a + 1 :] = np.maximum.accumulate(each[a:])
-    return most
 
 
 def _ends(costs: StageCosts) -> Floats:

@@ -88,8 +88,7 @@ class StageMemory:
         return self._total("buffer_bytes")
 
     def after_f(self, a: Place, b: Place) -> Any:
-        """Bytes of one microbatch between F and B: the sum over layers, but a tensor that two neighbours both count counts
-        once."""
+        """Bytes of one microbatch between F and B: summed over layers, but once where two neighbours count one tensor."""
         total, twice = self._totals[0], self._counted_twice
         return np.maximum(0.0, total[b] - total[a] - (twice[np.asarray(b) - 1] - twice[a]))
 
@@ -128,8 +127,7 @@ class StageMemory:
         return (self.states * trained + min(1.0, self.states) * frozen) / self.group + min(1.0, self.states) * buffers
 
     def gathered(self, *stages: tuple[Place, Place]) -> Any:
-        """Bytes of gathered parameters, and of their gradients before they are reduced, for all these stages at once; 0
-        where no group divides them."""
+        """Bytes of gathered parameters and of unreduced gradients, for all these stages at once; 0 without a group."""
         trained, frozen = (self._parameters(kind, *stages) for kind in (True, False))
         return (1 + self.gradients) * trained + frozen if self.group > 1 else 0 * trained
 
@@ -185,10 +183,7 @@ class StageMemory:
     @cached_property
     def _transient(self) -> Floats:
         """[a, b]: the most `transient` bytes of layers a … b − 1, or of S and T. Shape (layers + 1, layers + 1)."""
-        count = len(self.layers)
-        most = np.zeros((count + 1, count + 1))
-        for a in range(count):
-            most[a, a + 1 :] = np.maximum.accumulate([layer.transient for layer in self.layers[a:]])
+        most = most_within([layer.transient for layer in self.layers])
         return np.ceil(self.largest * np.maximum(most, self.common.transient))
 
     def transient(self, a: Place, b: Place) -> Any:
@@ -212,8 +207,7 @@ class StageMemory:
         return tuple(fixed), tuple(moving)
 
     def message_room(self, counts: Sequence[int], routes: Sequence[Sequence[int]]) -> MessageRoom:
-        """Sizes of the messages between stages, bytes, and what each rank keeps free for them. counts: layers of each stage;
-        routes: stage → rank, each."""
+        """Bytes of the messages between stages, and what each rank keeps free for them. counts, routes: as in `of_ranks`."""
         ranges = layer_ranges(counts)
         sizes = tuple(int(self._messages[here.stop]) // MESSAGES for here in ranges[:-1])
         ends = [[(ranges[stage].start, ranges[stage].stop) for stage in stages] for stages in _stages_of(routes)]
@@ -249,6 +243,14 @@ def side_inputs(layers: Sequence[Layer], counts: Sequence[int], link: Link = NO_
         SideInput(giver, takers, size, round(link.time(size)), way, kept)
         for (giver, takers, way), (size, kept) in sizes.items()
     )
+
+
+def most_within(each: Sequence[float] | Floats) -> Floats:
+    """[a, b]: the largest value of layers a … b − 1, shape (layers + 1, layers + 1)."""
+    most = np.zeros((len(each) + 1, len(each) + 1))
+    for a in range(len(each)):
+        most[a, a + 1 :] = np.maximum.accumulate(each[a:])
+    return most
 
 
 def _stages_of(routes: Sequence[Sequence[int]]) -> list[list[int]]:

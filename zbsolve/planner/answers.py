@@ -74,8 +74,7 @@ def what_if(
     search: seconds or effort for each change, and the seed, as `plan` takes them.
 
     Orders of known plans are tried first where their layouts are in the space, so a change that makes nothing harder never
-    gives a longer step. A lower bound also holds for every case that is nowhere easier. Raises BadInput naming the change
-    before any search.
+    gives a longer step. A bound also holds for cases nowhere easier. Raises BadInput naming the change, before any search.
     """
     cases = changed_cases(case_of(before), changes)
     known = [(case_of(before), before), *((key.case, key.plan) for key in others if key.plan)]
@@ -144,7 +143,7 @@ def _bounded(answer: Answer, known: Known) -> Answer:
         return answer
     plans = [answer.plan, *(there for case, there in known if no_harder(case, answer.case))]
     best = max(plans, key=lambda there: there.bound)
-    proof = best.bound_by if best is answer.plan else f"{best.bound_by}, where less is in the way"
+    proof = best.space.bound_by + ("" if best is answer.plan else ", where less is in the way")
     return replace(answer, bound=min(best.bound, answer.plan.best.value), proof=proof)
 
 

@@ -130,8 +130,7 @@ class Unsolved:
 
     @classmethod
     def of(cls, model: Model, layout: Layout, cluster: Cluster, step: Step, profile: Profile) -> Unsolved:
-        """The step of a layout as a problem. profile: of this layout. The partition decides how many parameters the fullest
-        rank has. Raises Infeasible."""
+        """The step of a layout as a problem. profile: of this layout; the partition decides `behind`. Raises Infeasible."""
         problem, costs = step.problem(profile), step.costs(profile)
         fixed, _ = costs.memory.of_ranks(problem.layers, costs.routes)
         parameters = max(fixed) * step.shards / profile.states / WEIGHT_BYTES
@@ -165,8 +164,7 @@ def step_of(layout: Layout, memory: int, partition: tuple[int, ...] | None = Non
 
 
 def retimed(candidate: Candidate, model: Model, cluster: Cluster, memory: int, below: float = inf) -> Candidate | None:
-    """The candidate's partition and order with this model, cluster and memory. None where the schedule is not legal with
-    them, or where the step takes `below` µs or more."""
+    """The candidate's partition and order with this model, cluster and memory; None: not legal, or not below `below` µs."""
     layout, before = candidate.layout, candidate.schedule
     profile = layout_profile(model, layout, cluster)
     step = step_of(layout, memory, before.problem.layers, candidate.step.fused)

@@ -25,8 +25,7 @@ CHANGE = re.compile(r"\s*([a-z._]+)\s*([=+-])\s*(\S+)\s*")
 
 
 class Case(NamedTuple):
-    """The inputs of a plan. devices: their number; batch: sequences in a step; memory: bytes of a device; only: the layouts
-    of its space."""
+    """The inputs of a plan. devices: how many; batch: sequences in a step; memory: a device's bytes; only: its layouts."""
 
     model: Model
     devices: int

@@ -52,8 +52,7 @@ class Cluster:
     copies: latency of a copy between a device and host memory, and bandwidth each way while both run; None: not known, so
         no layout copies activations there.
     host_memory: bytes of host memory for the activations of a device; None: no limit.
-    contention: factor, 1 or more, on an exchange of gradients while stages send messages; the default is the assumption
-        `CONTENTION`.
+    contention: factor, 1 or more, on an exchange of gradients while stages send messages; assumed: `CONTENTION`.
     """
 
     name: str
@@ -184,8 +183,7 @@ ASSUMED = (
 def _node(name: str, sheet: str, numbers: Mapping[str, float | None]) -> Cluster:
     """A cluster of nodes of 8 devices from data sheets. numbers: tflops; hbm, GB/s of a device's memory; memory and
     host_memory, GB of 10⁹ bytes, of a device and of a node's host (None: no limit); inside, between, pcie: GB/s in one
-    direction, of a device to its node, of a node's network, of a device to host memory; error: of `Cluster`. sheet:
-    source."""
+    direction, of a device to its node, a node's network, a device to host memory; error: of `Cluster`. sheet: source."""
     values = {what: number or 0.0 for what, number in numbers.items()}
     beyond, room = values["between"] * 1e3 * BETWEEN_SHARE, numbers["host_memory"]
     return Cluster(

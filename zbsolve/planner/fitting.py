@@ -1,5 +1,4 @@
-"""`fit`: a cluster's constants from measured steps, with priors from data sheets; and the cost model's prediction of
-steps."""
+"""`fit`: a cluster's constants from measured steps, with priors from data sheets; and the steps that the model predicts."""
 
 from __future__ import annotations
 
@@ -11,14 +10,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..build.plain import pipeline
 from ..kinds import KINDS
 from ..layer import Link
 from ..problem import Problem
 from ..systems.table import preset
-from ..timeline import Precedence, longest_path
+from ..timeline import Floats, Precedence, longest_path
 from ..util.errors import BadInput
 from ..util.files import read_text
 from .cluster import CLUSTERS, Cluster
@@ -33,7 +31,7 @@ NS = 1000  # in a µs: durations are whole numbers, and the fit needs small diff
 KEPT_ORDERS = 64
 
 
-def order_time(forward: NDArray[np.float64], backward: NDArray[np.float64], ranks: int, microbatches: int) -> float:
+def order_time(forward: Floats, backward: Floats, ranks: int, microbatches: int) -> float:
     """µs of a step in 1F1B, or interleaved 1F1B, from the first start to the last end. forward, backward: µs of each stage's
     passes with the messages that they send, shape (stages,); stage i is on rank i mod `ranks`."""
     if ranks == 1:
@@ -143,9 +141,6 @@ def _number(row: Row, name: str, where: str, usual: int | None = None) -> float:
 
 
 # --- The fit ---
-
-
-Floats = NDArray[np.float64]
 
 
 class Constants(NamedTuple):

@@ -36,8 +36,7 @@ class ProfilesForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def model_of(names: Sequence[str], elsewhere: Callable[[str], Model] = shape_by_name) -> Model:
-    """The published model of one name, or the model of several profiles' files. elsewhere: finds a model by any other name.
-    Raises BadInput."""
+    """The published model of one name, or the model of profiles' files. elsewhere: finds others by name. Raises BadInput."""
     files = [name for name in names if name == "-" or name.endswith((".json", ".json.gz")) or Path(name).is_file()]
     if files:
         if len(files) < len(names):
@@ -106,11 +105,6 @@ class Plan:
     def gap(self) -> float:
         """(step − bound) / step, over the whole space."""
         return self.space.gap
-
-    @property
-    def bound_by(self) -> str:
-        """The layout whose bound is the least, and the rule that gives it."""
-        return self.space.bound_by
 
     @property
     def open(self) -> int:

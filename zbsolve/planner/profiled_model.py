@@ -64,8 +64,7 @@ Ends = tuple[Layer, Layer, Layer]  # (first layer, block, last layer)
 
 
 class Point(NamedTuple):
-    """The content of one profile. tp: tensor ranks; size: sequences in a microbatch; shared: bytes of the parameter that
-    first and last layer share."""
+    """One profile. tp: tensor ranks; size: sequences in a microbatch; shared: bytes that first and last layer share."""
 
     tp: int
     size: int
@@ -156,8 +155,7 @@ class ProfiledModel:
 
     @property
     def source(self) -> str:
-        """Where the costs come from, in words: the profiles' sources, tensor ranks and sizes, and the interpolation
-        error."""
+        """Where the costs come from, in words: the profiles' sources, tensor ranks, sizes, and the interpolation error."""
         named = (p.source.removeprefix("estimated: ").removesuffix(" tensor ranks").split(", ") for p in self.profiles)
         sources = ", ".join(dict.fromkeys(", ".join(part for part in words if not part.isdecimal()) for words in named))
         sizes = "; ".join(f"tp {tp}: {', '.join(map(str, row))}" for tp, row in self.points.items())
@@ -191,8 +189,7 @@ class ProfiledModel:
         return range(min(row), max(row) + 1) if row else range(0)
 
     def at(self, tp: int, size: int) -> Ends:
-        """First layer, block and last layer for `size` sequences, interpolated. Raises BadInput outside the profiled
-        sizes."""
+        """First layer, block and last layer for `size` sequences, interpolated. Raises BadInput outside `sizes`."""
         if size not in self.sizes(tp):
             raise BadInput(f"model {self.name}: no profile says what {size} sequences on {tp} tensor ranks cost")
         row = self.points[tp]

@@ -60,8 +60,7 @@ class Shape:
 
     @classmethod
     def gpt(cls, hidden: int, heads: int, layers: int, sequence: int = 2048, vocabulary: int = 51_200) -> Shape:
-        """A GPT like those of the measured steps, whose attention keeps scores. vocabulary: Megatron's, padded, by
-        default."""
+        """A GPT like the measured ones, whose attention keeps scores. vocabulary: Megatron's, padded, by default."""
         name = f"gpt-{hidden}x{layers}"
         return cls(name, layers, hidden, heads, heads, hidden // heads, 4 * hidden, sequence, vocabulary, tied=True)
 

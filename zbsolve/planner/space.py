@@ -183,8 +183,7 @@ def layouts(model: Model, devices: int, batch: int, cluster: Cluster, only: Only
     Tensor ranks divide the heads and the devices of a node, so their groups stay inside a node. Pipeline ranks divide the
     rest. Stages are no more than layers (embedding and head count as one each), with one on each rank, in loops of up to
     `MAX_CHUNKS` on each rank, or in a V. Sizes of microbatches divide a replica's batch. A profiled model has the tensor
-    ranks and microbatch sizes of its profiles. All of these have each value of the further fields, as `AXES` says. Raises
-    BadInput where there is no layout.
+    ranks and microbatch sizes of its profiles. All have each value of the fields in `AXES`. Raises BadInput without layouts.
     """
     if not (1 <= devices <= MOST and 1 <= batch <= MOST):
         raise BadInput(f"devices {devices}, batch {batch}: at least 1 of each is needed, and {MOST} at most")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import chain
 
 from ..features.table import FEATURES
 from ..layer import Layer, layer_ranges
@@ -60,8 +59,7 @@ NOTABLE = 0.01  # a share of a stage's passes
 def rounding_note(profile: Profile, counts: Sequence[int]) -> str:
     """A note if rounding to whole µs changes a time by more than 1 % of its stage's passes, about the time with the largest
     change; else "". counts: layers of each stage."""
-    largest = max(chain.from_iterable(_changes(profile, i, numbers) for i, numbers in enumerate(layer_ranges(counts))))
-    share, what, exact = largest
+    share, what, exact = max(change for i, here in enumerate(layer_ranges(counts)) for change in _changes(profile, i, here))
     if share <= NOTABLE:
         return ""
     return (

@@ -118,8 +118,7 @@ class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:
-    """A layer from its form. index: the layer's number, for a name if it has none. Raises BadInput naming `where` and the
-    field."""
+    """A layer from its form. index: its number, for a name if it has none. Raises BadInput naming `where` and the field."""
 
     def gives(rows: Sequence[GivenForm], where: str) -> tuple[Given, ...]:
         def size(row: GivenForm, what: str) -> int:
@@ -192,7 +191,6 @@ def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | Non
     """The costs of a sharded vocabulary, if they are given. Raises BadInput naming `where` and the field."""
     if form is None:
         return None
-
     costs = _fields(form, VocabularyCosts, f"{where}: vocabulary")
     with prefixed(where):
         vocabulary = VocabularyCosts(**costs)
@@ -239,8 +237,7 @@ def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], wh
 
 
 def states_from(form: float | None, layers: Sequence[Layer], where: str) -> float:
-    """Bytes of parameters, gradients and optimizer state for each byte of parameters; 0 without parameters. Raises
-    BadInput where it is missing but needed."""
+    """The field `states` (see `STATES`); 0 without parameters. Raises BadInput where it is missing but needed."""
     if form is None and any(layer.parameter_bytes for layer in layers):
         raise BadInput(f"{where}: field 'states' is missing: {STATES}")
     return form or 0.0

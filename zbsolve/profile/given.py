@@ -191,21 +191,8 @@ def given_profile(words: Words) -> Profile:
     facts, model = dict[str, Any]({"ranks": ranks, "chunks": chunks}), rank.get("model", "numbers")
     if "sequences" in rank:
         facts[MICROBATCH] = {SEQUENCES: _count(rank, "sequences", 1)}
-    return Profile(
-        "given",
-        model,
-        layers,
-        link,
-        states or 0.0,
-        capacity,
-        facts,
-        {},
-        factors,
-        (),
-        shard_link,
-        _host(rank),
-        site_link=sites,
-    )
+    of_ranks: dict[str, Any] = {"rank_factors": factors, "shard_link": shard_link, "host": _host(rank), "site_link": sites}
+    return Profile("given", model, layers, link, states or 0.0, capacity, facts, {}, **of_ranks)
 
 
 def _layers(words: Words, stages: int) -> tuple[Layer, ...]:

@@ -28,8 +28,7 @@ class Lengths:
     """usual: µs that each pass computes, the median of its lane (all microbatches and steps), shape (passes,). each: the
     factor of a microbatch in a step, the median over its passes, shape (steps, microbatches). base: µs of a pass of a
     microbatch with factor 1, such that base times factor has the least absolute deviations from its lane's times; shape
-    (passes,).
-    spread: how far passes are from their usual time, the median as a share; left: the same with factors."""
+    (passes,). spread: how far passes are from their usual time, the median as a share; left: the same with factors."""
 
     usual: Floats
     each: Floats

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from statistics import median_low
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,9 +54,9 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
         trace = replace(trace, problem=replace(trace.problem, slowdowns=base.slowdowns))
     if barriers_of(trace.problem) == 0:
         return _of_layers(trace, base)
-    profile = _of_layers(trace, without_shards(base))
-    assert base is not None
-    return with_shards(profile, trace, base)
+    if base is None:
+        raise BadInput("trace: its vocabulary is sharded: a base profile is needed, which says what is left of the layers")
+    return with_shards(_of_layers(trace, without_vocabulary(base)), trace, base)
 
 
 def _of_layers(trace: Trace, base: Profile | None) -> Profile:
@@ -134,8 +134,7 @@ def _source(trace: Trace, base: Profile | None) -> str:
     return f"{base.source}, retimed by a run"
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(NamedTuple):
     """Passes of one kind and stage on one rank: rows of the problem's table."""
 
     rank: int
@@ -267,13 +266,6 @@ def heard_messages(trace: Trace) -> dict[int, Floats]:
         for row, took in zip(rows[good].tolist(), (ready[receiver] - step.end[sender])[good].tolist(), strict=True):
             delays.setdefault(row, []).append(took)
     return {row: np.array(us) for row, us in delays.items()}
-
-
-def without_shards(base: Profile | None) -> Profile:
-    """`base` without the sharded parts of its layers, for a run whose vocabulary is sharded. Raises BadInput."""
-    if base is None:
-        raise BadInput("trace: its vocabulary is sharded: a base profile is needed, which says what is left of the layers")
-    return without_vocabulary(base)
 
 
 def with_shards(profile: Profile, trace: Trace, base: Profile) -> Profile:

@@ -191,8 +191,10 @@ class Profile:
         form = checked(body, ProfileForm, where)
         layers = tuple(layer_from(row, f"{where}: layers[{i}]", i) for i, row in enumerate(form.layers))
         check_some_time(layers, where)
+        if form.source not in ("measured", "given") and not form.source.startswith(("estimated: ", "given, ")):
+            raise BadInput(f"{where}: field 'source' is '{form.source}', neither 'measured', 'given' nor 'estimated: …'")
         values = (
-            _checked_source(form.source, where),
+            form.source,
             form.model,
             layers,
             link_from(form.link, where),
@@ -214,10 +216,3 @@ class Profile:
         with prefixed(where):
             side_values([layer.names for layer in layers])
             return cls(*values)
-
-
-def _checked_source(source: str, where: str) -> str:
-    """Raise BadInput for a source that does not say where times come from."""
-    if source in ("measured", "given") or source.startswith(("estimated: ", "given, ")):
-        return source
-    raise BadInput(f"{where}: field 'source' is '{source}', neither 'measured', 'given' nor 'estimated: …'")

@@ -63,8 +63,7 @@ def slow_parts(trace: Trace) -> tuple[Slow, ...]:
 
 
 def problem_now(trace: Trace) -> Problem:
-    """The problem that ran, with its present times: medians of passes, factors of microbatches that are long in most steps,
-    and measured times of messages."""
+    """The problem that ran, with present times: of passes (medians), of microbatches long in most steps, and of messages."""
     lengths, problem = lengths_of(trace), _with_links(trace)
     factor = _lasting(lengths)
     factor = np.where(factor >= SLOWER, factor, 1.0)[problem.passes.microbatch * problem.in_microbatch]

@@ -273,8 +273,7 @@ class _Bounds:
         return runs
 
     def told(self, schedule: Schedule, best: Run) -> Schedule:
-        """The schedule with the bound over every split of its placement, if it is a schedule of one of them and nothing else
-        was open."""
+        """The schedule, with the bound over every split of its placement if it is one of them and nothing else was open."""
         search = self.searches.get(best.name)
         if self.choices or search is None or search.bound <= 0 or not search.splits.covers(schedule.problem):
             return schedule
@@ -360,8 +359,7 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
 
 
 def _either(step: Step) -> bool:
-    """Whether both the equal and the balanced split are tried: with several stages a rank no estimate tells which one is
-    better."""
+    """Whether the equal and the balanced split are both tried: with several stages a rank no estimate tells the better."""
     return step.partition == FIRST_PARTITION and len(set(step.routes[0])) < step.stages
 
 

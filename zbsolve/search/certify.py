@@ -30,8 +30,7 @@ def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float
     """The certificate of a schedule whose problem has this `bound`.
 
     Bounds hold for schedules whose lanes run in table order; where microbatches differ, the proof says so. A schedule with
-    another order of a lane may be shorter there: its bound is the work of the busiest rank. Raises WrongBound if a bound is
-    false.
+    another order of a lane may be shorter: its bound is the busiest rank's work. Raises WrongBound if a bound is false.
     """
     value, problem = int(schedule.timeline().value), schedule.problem
     bound = rounded_up(bound, value_unit(problem, bound.kind))

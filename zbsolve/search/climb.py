@@ -67,8 +67,7 @@ def move(race: Race, profile: Profile, way: Way, amount: float) -> None:
 
 
 def _in_turn(race: Race, starts: Sequence[Run], amount: float) -> Iterator[tuple[Run, float]]:
-    """The starts that may still win, each with the time that it must leave: the first may use half of the amount, the next
-    half of the rest, and the last all of the rest."""
+    """The starts that may still win, each with the time to leave: each may use half of what is left, the last all of it."""
     until = max(0.0, race.left - amount)
     for i, start in enumerate(starts):
         best = race.best()
@@ -197,8 +196,7 @@ class _Near:
     most: int
 
     def double(self) -> None:
-        """Double the number as long as that saves enough and time allows. A look at twice as many parts takes about four
-        times as long."""
+        """Double the number as long as that saves enough and time allows. Twice as many parts take four times as long."""
         while True:
             best, before = self._best(), self.race.left
             self._look((2 * self.ladder.of(best.step)[0], kind) for kind in self.kinds)
@@ -286,8 +284,7 @@ def moved_layers(schedule: Schedule, costs: StageCosts, target: int, clock: Cloc
     layers have times of. costs: of the step. target: µs at which to stop.
 
     A split that is solved by itself must be solved well before its value is known. Here a trial costs one decoding. First
-    only layers move and ranks keep their order; then start times move too. Each turn goes on from the best result, at a
-    lower temperature."""
+    only layers move and ranks keep their order; then start times too. Each goes on from the best, at a lower temperature."""
     problem = schedule.problem
     graph = microbatch_graph(problem)
     if graph is None or len(np.unique(problem.passes.kind[graph.passes])) > len(costs.layer_totals[0]):

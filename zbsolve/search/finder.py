@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,16 +101,14 @@ def search_of(state: State, seed: int, early: bool = True) -> Search:
 
 def quick(search: Search) -> Iterator[None]:
     """The quick sources (FIRST)."""
-    for arm in arms_of(FIRST, search):
-        yield from arm
+    return chain.from_iterable(arms_of(FIRST, search))
 
 
 def find(search: Search) -> Iterator[None]:
     """The other sources: AHEAD, TURNS and LAST. If LAST ends early, TURNS begin again with another seed."""
     state, share = search.state, search.clock.part(TURNS_SHARE)
     if state.enough is None:
-        for arm in arms_of(AHEAD, search):
-            yield from arm
+        yield from chain.from_iterable(arms_of(AHEAD, search))
     yield from _turns(search, share.left)
     if state.schedule is not None and state.enough is None:
         yield from _in_turns(state, list(arms_of(LAST, search)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -225,15 +226,13 @@ def _bound(schedule: Schedule) -> int:
 
 
 def _alike(works: Sequence[Work], number: int) -> bool:
-    """Whether the pieces of a work are interchangeable: its ranks are open, all take equally long, and no other work takes
-    its results nor does it take another's."""
+    """Whether a work's pieces are interchangeable: open ranks, equally long, and no other work takes or gives results."""
     tied = works[number].takes is not None or any(work.takes == number for work in works)
     return works[number].chosen and not tied and len(set(works[number].times)) == 1
 
 
 def _least_value(problem: Problem, works: Sequence[Work]) -> int:
-    """A lower bound of a step with these works over every choice, µs: a rank has only the time that its other passes leave,
-    and runs whole pieces."""
+    """A lower bound of a step with these works over every choice, µs: a rank runs whole pieces, after its other passes."""
     busy = problem.busy.copy()
     for work in works:
         if not work.chosen and work.stream == "compute":
@@ -247,11 +246,7 @@ def _least_value(problem: Problem, works: Sequence[Work]) -> int:
             have >= len(work.times) for have, work in zip(pieces, wanted, strict=True)
         )
 
-    low, high = 0, int(busy.max()) + sum(sum(work.times) for work in wanted) + 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fit(middle) else (middle + 1, high)
-    return low
+    return bisect_left(range(int(busy.max()) + sum(sum(work.times) for work in wanted) + 1), True, key=fit)
 
 
 def _gaps(schedule: Schedule) -> list[Ints]:

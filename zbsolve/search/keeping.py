@@ -183,8 +183,7 @@ class _Race:
                 clock.spend(part.get("effort", 0.0))
 
     def between(self) -> list[int]:
-        """Peaks of known schedules that are not yet limits, and above which more memory gives a shorter schedule: perhaps a
-        shorter schedule fits them too."""
+        """Peaks of known schedules that are no limits yet, if more memory gives a shorter schedule: one may fit them too."""
         known = sorted({point.memory for point in self.found})
         return [at for at, above in pairwise(known) if self._value(at) > self._value(above) and at not in self.raced]
 
@@ -209,13 +208,8 @@ class _Race:
         assert problem.capacity is not None
         peak = int((limit - np.array(problem.capacity) + needed(schedule)).max())
         chosen = next(row for row in tried if not row.why).placement.removeprefix(self.step.title).strip()
-        by: dict[str, Any] = {
-            "solver": certificate.solver,
-            "seconds": certificate.seconds,
-            "schedule": schedule,
-            "choice": chosen,
-        }
-        self.found.append(Point(limit, peak, certificate.value, **self.proven, **by))
+        by: dict[str, Any] = {"solver": certificate.solver, "seconds": certificate.seconds, "choice": chosen}
+        self.found.append(Point(limit, peak, certificate.value, **self.proven, **by, schedule=schedule))
 
     def frontier(self) -> tuple[Point, ...]:
         """All points by rising memory, each with its shortest schedule."""

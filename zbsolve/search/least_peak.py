@@ -108,8 +108,7 @@ def least_peaks(begin: Schedule, prefer: str, clock: Clock, seed: int, ask: Ask)
 
 
 def _or_named(least_peak: LeastPeak, clock: Clock) -> LeastPeak:
-    """The schedule, or a named order that is as short and has a lower peak: the search for the value may have ended before
-    it tried those."""
+    """The schedule, or a named order as short with a lower peak: the search for the value may have ended before those."""
     problem = least_peak.schedule.problem
     for name, order in presets_of(problem):
         if clock.left <= 0:

@@ -173,8 +173,7 @@ def solve_many(
     seed: of the search.
     progress: called with a line of text whenever a better order was found.
 
-    Raises BadInput for a step whose microbatches cannot be repeated (see `long_steps.check`), and NotFound where no order
-    with rounds was found.
+    Raises BadInput for a step whose microbatches cannot be repeated (see `long_steps.check`), NotFound if no order is found.
     """
     bound = bound_of_many(problem, microbatches)
     graph = microbatch_graph(problem)

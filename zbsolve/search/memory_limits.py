@@ -117,8 +117,7 @@ class MemoryLimits:
         self.solve_each(iter(shares), 1)
 
     def solve_each(self, shares: Iterator[tuple[int | None, float, str]], count: int) -> None:
-        """`solve` for `count` limits. Each search starts from the best schedule that fits. With several workers each limit
-        gets more wall time."""
+        """`solve` for `count` limits, each from the best schedule that fits. With several workers each has more time."""
         at_once = min(count, self.runner.count)
         try:
             for answer in self.runner.answers((self._task(*share, at_once) for share in shares), ROUND):

@@ -137,8 +137,7 @@ def _timed(name: str, schedule: Schedule, fixed: Ints) -> Named:
 
 
 def _named(profile: Profile, step: Step, fixed: Ints) -> tuple[Named, ...]:
-    """The named schedules of the step's placement, each with the backward of its paper (1F1B: fused); of a fused step only
-    those with a fused backward."""
+    """The placement's named schedules, with the backward of their papers (1F1B: fused); of a fused step only fused ones."""
     named = []
     for fused in (True,) if step.fused or profile.fused_only else (True, False):
         backward = replace(step.with_backward(profile, fused), memory=None)

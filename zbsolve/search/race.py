@@ -44,8 +44,8 @@ def hint_on(problem: Problem, hint: Schedule) -> Schedule | None:
     begin = _begins(problem, hint)
     if begin is None:
         return None
-    start, computing = _starts(problem, begin), np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
-    plain = schedule_by_start(without_side_streams(problem), start[computing])
+    start = _starts(problem, begin)
+    plain = schedule_by_start(without_side_streams(problem), start[problem.computing])
     holding = (schedule for schedule in _tries(problem, plain, start) if not verify(problem, schedule))
     return min(holding, key=lambda schedule: schedule.timeline().value, default=None)
 

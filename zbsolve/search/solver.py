@@ -84,8 +84,7 @@ def lacking_in_words(schedule: Schedule) -> str:
 def _with_less_waiting(problem: Problem, schedule: Schedule, more: Ints, turn: int) -> Problem:
     """The step with more memory kept free for messages. more: bytes to keep free on each rank; from the second turn on at
     least what waits at once in `schedule`. One microbatch always keeps its room. Where that limits `more`, and from the
-    second turn on, pools beside the devices shrink to half of what `schedule` has in them, since ranks run far ahead by
-    copying there."""
+    second turn on, pools beside the devices, into which ranks copy to run far ahead, shrink to half of what is in them."""
     assert problem.capacity is not None
     assert problem.messages is not None
     least = one_microbatch_needs(problem)

@@ -32,8 +32,7 @@ BLOCK_SOLVER = "building block"  # its schedules are no leads for building block
 
 
 def rooms(problem: Problem) -> tuple[int, ...]:
-    """What the peak bytes of each rank are divided by to compare ranks: its capacity where capacities differ, else 1. A rank
-    of capacity 0 has 1 too."""
+    """What each rank's peak bytes are divided by to compare ranks: its capacity where they differ (1 for 0), else 1."""
     if problem.capacity is None or len(set(problem.capacity)) == 1:
         return (1,) * problem.ranks
     return tuple(max(1, room) for room in problem.capacity)
@@ -165,8 +164,7 @@ class State:
                 self._changed()
 
     def raise_closed_forms(self) -> None:
-        """Raise the bound by closed forms until the value meets it. A large problem, or one of many lanes, tries as many
-        closed forms as there is time for."""
+        """Raise the bound by closed forms until the value meets it; for large problems, or many lanes, as time allows."""
         large = len(self.problem.passes) > LARGE_PASSES or len(self.problem.lanes) > MAX_LANES
         with suppress(TimeUp):
             for bound in each_closed_form(self.problem, self.clock if large else None):

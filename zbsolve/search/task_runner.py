@@ -1,8 +1,7 @@
 """Solves many tasks, in this process or by workers.
 
-If time is the limit, answers count as they come, and searches end that cannot beat the best answer of others. If effort is
-the limit, tasks are drawn in rounds of fixed size, before any answer of the round counts: so the result does not depend on
-the workers."""
+If time is the limit, answers count as they come, and searches end that cannot beat the best answer of others. If effort is,
+tasks are drawn in rounds of fixed size, before any answer of the round counts, so the result is independent of workers."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ ROUND = 8  # tasks that are drawn at once if effort is the limit
 class TaskRunner:
     """How tasks are solved. workers: who solves; None: this process, one task after the other. counted: whether effort is
     the limit. rival: the best value so far, µs; −∞ ends running searches. progress: called with a task's label and the
-    state of its search. stop: whether no further task should begin. left: seconds until workers are told the rival's value,
-    even if no answer came."""
+    state of its search. stop: whether no further task should begin. left: seconds until workers are told `rival` anyway."""
 
     workers: Workers | None
     counted: bool

@@ -187,8 +187,7 @@ def _candidates(problem: Problem) -> list[tuple[str, Problem]]:
 
 
 def even_stages(problem: Problem) -> Problem:
-    """The same step with equal stages: passes of one kind and microbatch compute for their mean over stages, in whole µs.
-    The time of sends stays."""
+    """The same step with equal stages: passes of a kind and microbatch compute for their mean, in whole µs. Sends stay."""
     p, sent = problem.passes, problem.sending
     alike = p.kind * (int(p.microbatch.max()) + 1) + p.microbatch
     mean = np.bincount(alike, p.duration - sent) / np.maximum(np.bincount(alike), 1)

@@ -76,9 +76,6 @@ def run_queue(queue: Queue) -> None:
             queue.popleft()()
 
 
-# --- Calling an op ---
-
-
 def splits(deferral: Deferral, x: Any, weight: Tensor, bias: Tensor | None, *, distributed: bool = False) -> bool:
     """Should this call be split? It must ask about torch.compile first: compiled code is never split. distributed: the op
     also takes DTensors."""

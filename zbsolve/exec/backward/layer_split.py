@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...models.losses import auxiliary_loss, auxiliary_losses, without_metrics
+from ...models.losses import auxiliary_loss, auxiliary_losses, on_top, without_metrics
 from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
 from ..base.torch_private import gradient_edge, hooked, run_backward, version_of
-from ..base.values import checked, detached, gradients_of, release_memory, tensors_of, trained
+from ..base.values import checked, detached, gradients_of, local, tensors_of, trained
 from .deferral import Deferral, Queue, run_queue
 from .replay import torch_generators
 from .split import defer
@@ -111,8 +111,10 @@ class LayerSplit:
         return gradients_of(inputs)
 
     def give(self, kept: Kept, keeper: Keeper) -> None:
-        """Autograd's hooks have moved what the graph saved; free the leaves' memory, too (see `Split`)."""
-        release_memory(kept.inputs)
+        """Autograd's hooks have moved what the graph saved, such as inputs that layers need; free the memory of the leaves,
+        which are kept for their gradients alone, too (see `Split`)."""
+        for part in map(local, kept.inputs):
+            part.data = part.new_empty(()).expand(part.shape)
 
     def weights(self, kept: Kept) -> None:
         """W: compute the weight gradients that B queued."""
@@ -148,14 +150,9 @@ def seed_layer(seed: int, number: int) -> None:
     (_seeding[-1] if _seeding else set_seeds)(seed, number)
 
 
-@contextmanager
-def seeding(way: Callable[[int, int], None]) -> Iterator[None]:
+def seeding(way: Callable[[int, int], None]) -> AbstractContextManager[Any]:
     """A context in which `way` is called in place of `set_seeds`."""
-    _seeding.append(way)
-    try:
-        yield
-    finally:
-        _seeding.pop()
+    return on_top(_seeding, way)
 
 
 def layer_seed(seed: int, number: int) -> int:

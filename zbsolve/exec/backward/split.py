@@ -46,9 +46,6 @@ def _trained(bias: Tensor | None) -> bool:
     return bias is not None and bias.requires_grad
 
 
-# --- Linear ---
-
-
 def _linear_gradients(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Gradients:
     rows = rows_of(dy)
     return rows.t().mm(rows_of(x)), rows.sum(0) if _trained(bias) else None
@@ -80,9 +77,7 @@ def _linear(layer: nn.Linear, deferral: Deferral, x: Tensor) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
-# --- Several linear layers of the same size as one product, as in experts ---
-
-
+# Several linear layers of the same size as one product, as in experts.
 BATCHED = Op(
     plain=lambda x, weight, bias: torch.bmm(x, weight.transpose(1, 2)),
     x_gradient=lambda dy, x, weight: dy.bmm(weight),
@@ -97,9 +92,6 @@ def _batched_linear(layer: BatchedLinear, deferral: Deferral, x: Tensor) -> Tens
     if splits(deferral, x, layer.weight, None):
         return call(BATCHED, deferral, x, layer.weight, None)
     return BatchedLinear.forward(layer, x)
-
-
-# --- Embedding ---
 
 
 EMBEDDING = Op(
@@ -117,9 +109,6 @@ def _embedding(layer: nn.Embedding, deferral: Deferral, ids: Tensor) -> Tensor:
         padding = -1 if layer.padding_idx is None else layer.padding_idx
         return call(EMBEDDING, deferral, ids, layer.weight, None, padding, layer.scale_grad_by_freq)
     return nn.Embedding.forward(layer, ids)
-
-
-# --- Convolutions ---
 
 
 def _convolution_parts(

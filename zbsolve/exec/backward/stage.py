@@ -15,8 +15,8 @@ from ...models.losses import auxiliary_losses
 from ...models.sides import row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
-from ..base.torch_private import version_of
-from ..base.values import constant, each_tensor, opened_all, tensors_of, trained
+from ..base.torch_private import tree_map, version_of
+from ..base.values import constant, each_tensor, opened, tensors_of, trained
 from .layer_split import LayerSplit, Loss, outputs
 from .replay import Moment, Replay
 
@@ -131,14 +131,14 @@ class Stage:
                 part.give(saved, keeper)
         if dropped is not None and keeper is not None:
             _check_unchanged(x, dropped.versions)  # what comes back is another tensor, with a version of its own
-            dropped = replace(dropped, input=keeper.keep_all(x), versions=())
+            dropped = replace(dropped, input=each_tensor(x, keeper.keep), versions=())
         self.live[microbatch] = Live(kept, split) if dropped is None else replace(dropped, rest=kept)
         return y
 
     def alone(self, x: Any, target: Any, seed: int) -> Any:
         """An F without a backward: like `forward`, but nothing is kept."""
         with torch.no_grad(), auxiliary_losses() as extra:
-            y = self.output(constant(x), target, seed)
+            y = outputs(self.layers, self.first, self.loss, constant(x), target, seed)
         self.auxiliary = extra.total
         return y
 
@@ -166,10 +166,6 @@ class Stage:
             self.unit = torch.full_like(x, self.share, requires_grad=False)
         return x, kept
 
-    def output(self, x: Any, target: Any, seed: int) -> Any:
-        """The layers' output for `x`; on the last stage the loss. Raises BadInput."""
-        return outputs(self.layers, self.first, self.loss, x, target, seed)
-
     def recompute(self, microbatch: int) -> None:
         """The X pass: compute the activations of F again, with the same random numbers. Buffers stay as they are.
 
@@ -178,7 +174,7 @@ class Stage:
         dropped = self.live[microbatch]
         if not isinstance(dropped, Dropped):
             raise BadInput("F kept its activations: there is nothing to recompute")
-        x = opened_all(dropped.input)
+        x = tree_map(opened, dropped.input)
         if dropped.versions:
             _check_unchanged(x, dropped.versions)
         with self.replay.again(dropped.moment):

@@ -32,9 +32,6 @@ class Keeper(Protocol):
     def keep(self, tensor: Tensor) -> Any:
         """What stands for the tensor: an `Away`, or the tensor itself where it is not taken."""
 
-    def keep_all(self, value: Any) -> Any:
-        """A pytree in which each tensor is replaced as by `keep`."""
-
 
 class Part:
     """A feature on one rank. name: in errors. marks: of this rank's GPU (see `device.rank_device`). no_capture: why steps

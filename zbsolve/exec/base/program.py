@@ -57,12 +57,11 @@ class Action:
     starts before it, and those sent earlier that have left by then (see `handover`). takes: the message with its input, or
     the name of the pass on this rank that makes it, or None where it takes neither. reads: its input is the batch. sends,
     hands: the messages with its output, to other ranks and to passes of this rank. done: it is the last pass here that adds
-    to its stage's gradients. use: of versions of weights, where passes U update them. releases: (kind,
-    stage) of passes whose result no pass after this one uses (see `Handler.release`). awaits: work to finish that passes
-    before it started (see `Handler.settle`). hears: passes of other ranks that it waits for, though they send it nothing.
-    stream: the stream that it runs on. share: which share of the bytes that a pass before it holds it
-    moves to another pool. goes_on: its rank runs the next passes while its work is done. sides: further messages that it
-    takes, with side inputs (see `exec.sides`).
+    to its stage's gradients. use: of versions of weights, where passes U update them. releases: (kind, stage) of passes
+    whose result no pass after this one uses (see `Handler.release`). awaits: work to finish that passes before it started
+    (see `Handler.settle`). hears: passes of other ranks that it waits for, though they send it nothing. stream: the stream
+    that it runs on. share: which share of the bytes that a pass before it holds it moves to another pool. goes_on: its rank
+    runs the next passes while its work is done. sides: further messages that it takes, with side inputs (see `exec.sides`).
     """
 
     name: str

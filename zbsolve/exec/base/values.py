@@ -7,7 +7,7 @@ Between passes tensors are detached, and their `requires_grad` is kept.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -242,15 +242,3 @@ class Away:
 def opened(value: Any) -> Any:
     """The tensor for which an `Away` stands; anything else itself."""
     return value.tensor() if isinstance(value, Away) else value
-
-
-def opened_all(value: Any) -> Any:
-    """A pytree in which each `Away` is replaced by its tensor."""
-    return tree_map(opened, value)
-
-
-def release_memory(leaves: Iterable[Tensor]) -> None:
-    """Free the memory of leaves that are kept for their gradients alone. Inputs that layers need are saved by autograd."""
-    for leaf in leaves:
-        part = local(leaf)
-        part.data = part.new_empty(()).expand(part.shape)

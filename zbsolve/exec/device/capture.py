@@ -241,10 +241,8 @@ class Captures:
             torch.clear_autocast_cache()  # its casts of weights are in the graph, and were not computed
         self._pool = pool
         gradients = {p: p.grad for p in before if p.grad is not None}
-        passes = len(record.marks)
-        self._say(
-            f"captured: {passes} passes and their messages as one graph, in {time.monotonic() - began:.1f} s", warn=False
-        )
+        passes, took = len(record.marks), time.monotonic() - began
+        self._say(f"captured: {passes} passes and their messages as one graph, in {took:.1f} s", warn=False)
         return Captured(graph, marks, batch, record, draws, gradients, _places(self._module))
 
     def _say(self, line: str, warn: bool = True) -> None:

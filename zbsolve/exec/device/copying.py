@@ -81,11 +81,15 @@ class CopyStreams:
 
 def _run(queue: SimpleQueue[Copy | None], device: torch.device) -> None:
     """The thread of a stream."""
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     while (copy := queue.get()) is not None:
         try:
             with torch.no_grad(), nullcontext() if stream is None else torch.cuda.stream(stream):
-                _do(copy, stream)
+                for event in copy.behind if stream is not None else ():
+                    stream.wait_event(event)
+                assert copy.work is not None
+                copy.work()
+                copy.event = None if stream is None else stream.record_event()
         except BaseException as error:  # raised again by `join`
             copy.error = error
         copy.work = None
@@ -98,16 +102,6 @@ def _run(queue: SimpleQueue[Copy | None], device: torch.device) -> None:
         copy.ended = time.monotonic_ns()
         copy.done.set()
         del copy  # free it: the next one may take long to come
-
-
-def _do(copy: Copy, stream: Any) -> None:
-    assert copy.work is not None
-    if stream is not None:
-        for event in copy.behind:
-            stream.wait_event(event)
-    copy.work()
-    if stream is not None:
-        copy.event = stream.record_event()
 
 
 def timed_event() -> Any:

@@ -216,11 +216,6 @@ def read_marks(record: Record, marks: Marks) -> None:
     record.arrived = [arrived if isinstance(arrived, int) else marks.ns(arrived) for arrived in record.arrived]
 
 
-def missing_bytes(parameters: Any) -> int:
-    """Bytes of gradients that trained parameters do not have yet."""
-    return sum(p.nbytes for p in parameters if p.requires_grad and p.grad is None)
-
-
 class Guard:
     """Watches one rank from a thread, and ends its communicators if another rank has stopped or nothing happens. actions: of
     its program. announce: called with the pass that runs on the device. cause: why communicators were ended, or None."""

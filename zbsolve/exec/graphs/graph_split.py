@@ -227,21 +227,15 @@ class _Function:
         taken = _taken(self.takes, values)
         values.clear()
         gradients = [row for row in self.gradients if not row[-1] <= absent] if absent else self.gradients
-        if all(holder[name].grad is not None for _, holder, name, *_ in gradients):
-            results = self.run(taken)
-            for i, holder, name, layout, _ in gradients:
-                accumulate(holder[name], _outside(results[i], layout))
-            return self._multiplied(results, absent)
-        there = {private.storage_key(value) for value in taken if isinstance(value, Tensor)}
+        new = any(holder[name].grad is None for _, holder, name, *_ in gradients)  # a result becomes a `.grad` itself
+        there = {private.storage_key(value) for value in taken if isinstance(value, Tensor)} if new else set()
         results = self.run(taken)
-        counts = Counter(private.storage_key(result) for result in results if isinstance(result, Tensor))
+        counts = Counter(private.storage_key(result) for result in results if isinstance(result, Tensor)) if new else {}
         for i, holder, name, layout, _ in gradients:
-            shared = private.storage_key(results[i]) in there or counts[private.storage_key(results[i])] > 1
-            accumulate(holder[name], _outside(results[i].clone() if shared else results[i], layout))
-        return self._multiplied(results, absent)
-
-    def _multiplied(self, results: Sequence[Any], absent: frozenset[int]) -> Sequence[Any]:
-        """The results; also multiplies pairs of factors, and adds the products to `.grad`."""
+            result = results[i]
+            if new and ((key := private.storage_key(result)) in there or counts[key] > 1):
+                result = result.clone()
+            accumulate(holder[name], _outside(result, layout))
         for i, holder, name, needs in self.factors:
             if not needs <= absent:
                 accumulate_product(holder[name], results[i], results[i + 1])

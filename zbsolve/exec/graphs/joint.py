@@ -56,11 +56,10 @@ NOTHING = Role("nothing")
 @dataclass(frozen=True, eq=False)
 class Joint:
     """graph: (parameters, buffers, inputs, tangents) → (outputs, mutations, gradients). takes: name of an input node → its
-    role;
-    gives: the role of each output, in order. forwards: how many of the outputs belong to the forward. spec: the structure of
-    the outputs. mode: the fake tensor mode of the trace. passed: leaf of the outputs → leaf of the inputs that it is, if
-    that requires a gradient, which the graph does not compute. layouts: of outputs, tangents and gradients that are DTensors
-    outside of the graph. extra: the leaf after the outputs that layers add to the loss; None: nothing."""
+    role; gives: the role of each output, in order. forwards: how many of the outputs belong to the forward. spec: the
+    structure of the outputs. mode: the fake tensor mode of the trace. passed: leaf of the outputs → leaf of the inputs that
+    it is, if that requires a gradient, which the graph does not compute. layouts: of outputs, tangents and gradients that
+    are DTensors outside of the graph. extra: the leaf after the outputs that layers add to the loss; None: nothing."""
 
     graph: torch.fx.GraphModule
     takes: dict[str, Role]
@@ -162,21 +161,20 @@ def _described(joint: Any, trained: Collection[int]) -> Joint:
     takes = {node.name: _named(_input_role(node.meta["desc"])) for node in graph.graph.find_nodes(op="placeholder")}
     (output,) = graph.graph.find_nodes(op="output")
     gives = tuple(_named(_output_role(desc)) for desc in output.meta["desc"])
-    values = (value.meta.get("val") for value in output.args[0] if isinstance(value, fx.Node))
+    results = [(v, role) for v, role in zip(output.args[0], gives, strict=True) if isinstance(v, fx.Node)]
+    values = (value.meta.get("val") for value, _ in results)
     if any(isinstance(value, Tensor) and value.layout != torch.strided for value in values):
         raise Untraceable("the graph makes a sparse gradient or output")
     forwards = 1 + max((i for i, role in enumerate(gives) if role.kind in ("output", "mutation")), default=-1)
     passed = {
         int(role.key): int(of.key)
-        for value, role in zip(output.args[0], gives, strict=True)
-        if role.kind == "output" and role.has_numbers and isinstance(value, fx.Node)
+        for value, role in results
+        if role.kind == "output" and role.has_numbers
         if (of := takes.get(value.name, NOTHING)).kind == "input" and of.key in trained
     }
     layouts = _layouts(joint, gives, forwards)
     spec, behind = joint.out_spec.child(0), joint.out_spec.num_leaves - 1
-    made = any(
-        isinstance(v, fx.Node) for v, role in zip(output.args[0], gives, strict=True) if role == Role("output", behind)
-    )
+    made = any(role == Role("output", behind) for _, role in results)
     return Joint(graph, takes, gives, forwards, spec, joint.fake_mode, passed, layouts, behind if made else None)
 
 

@@ -32,6 +32,7 @@ WHAT = "checkpoint"
 MODEL, LOOP = "model", "loop"
 Names = Mapping[nn.Parameter, list[str]]  # a tied parameter has several names
 Entries = dict[tuple[str, str], Any]  # (parameter's name, entry of its state) → value
+Optimizers = dict[str, list[tuple[Optimizer, Names]]]  # by name, with the names of their parameters
 
 
 def save(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None:
@@ -123,11 +124,11 @@ class _Writers:
         return cls(pipeline.mesh.everyone, pipeline.mesh.number, pipeline.mesh.whole.size(), True)
 
 
-def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> dict[str, list[tuple[Optimizer, Names]]]:
-    """Name → the optimizers here under that name, with the names of their parameters. Passes U have one for each stage."""
+def _optimizers(pipeline: OnRank, objects: Mapping[str, Any]) -> Optimizers:
+    """The optimizers on this rank. Passes U have one for each stage."""
     names = {p: pipeline.whole.names(known) for p, known in names_of(pipeline.module).items()}
-    optimizers: dict[str, list[tuple[Optimizer, Names]]]
-    optimizers = {name: [(value, names)] for name, value in objects.items() if isinstance(value, Optimizer)}
+    given = {name: value for name, value in objects.items() if isinstance(value, Optimizer)}
+    optimizers: Optimizers = {name: [(optimizer, names)] for name, optimizer in given.items()}
     for optimizer, shown in (pair for part in pipeline.parts for pair in part.optimizers()):
         optimizers.setdefault("update", []).append((optimizer, {own: names[p] for own, p in shown.items()}))
     return optimizers
@@ -215,9 +216,7 @@ def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: 
             generator.set_state(state)
 
 
-def _entries(
-    reader: Reader, optimizers: Mapping[str, list[tuple[Optimizer, Names]]], pipeline: OnRank
-) -> dict[str, Entries]:
+def _entries(reader: Reader, optimizers: Optimizers, pipeline: OnRank) -> dict[str, Entries]:
     """Empty tensors for what the checkpoint has of these optimizers' parameters. Those of a DTensor are laid out as it is.
     Raises BadInput where the state of a DTensor has another shape."""
     rooms: dict[str, Entries] = {key: {} for key in optimizers}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
+from ...models.model import in_eval_mode
 from ...util.errors import BadInput
 from ..assembly import device_and_mailbox
 from ..backward.replay import Replay
@@ -37,10 +36,9 @@ def evaluate(
     this pipeline's batch. Every rank calls this.
 
     inputs, targets: a tensor with any number of rows, or a list of microbatches; every row of `targets` has the same weight.
-    Ranks of the first stage read inputs, ranks of the last stage targets. If a layer of theirs is on all ranks,
-    all ranks read them. microbatches: the number that a tensor is split into; by default, that of
-    a training step. Layers run in eval mode; afterwards they have their former mode again. Raises BadInput on all
-    ranks together, and RunFailed as `step` does.
+    Ranks of the first stage read inputs, ranks of the last stage targets. If a layer of theirs is on all ranks, all ranks
+    read them. microbatches: the number that a tensor is split into; by default, that of a training step. Layers run in eval
+    mode; afterwards they have their former mode again. Raises BadInput on all ranks together, and RunFailed as `step` does.
     """
     batch = _Batch.of(pipeline, inputs, targets, microbatches, with_loss=True)
     total, _ = _ran(pipeline, batch, with_loss=True)
@@ -126,7 +124,7 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> tuple[float, di
     pipeline.finish()
     most, device, cutting = pipeline.view.microbatches, pipeline.device, pipeline.cutting
     total, seen, outputs = 0.0, None, dict[int, Any]()
-    with _eval_mode(pipeline.module), Replay([pipeline.module]).random_kept():
+    with in_eval_mode(pipeline.module), Replay([pipeline.module]).random_kept():
         for start in range(0, batch.count, most):
             count = min(most, batch.count - start)
             if (count, with_loss) not in pipeline.rounds:
@@ -170,17 +168,6 @@ def _round(pipeline: OnRank, count: int, with_loss: bool) -> RankRunner:
         gpu=gpu,
         shapes=ShapeNumbers(view.step.routes, range(count * pipeline.cutting.count), pipeline.rank, peers.wires.size),
     )
-
-
-@contextmanager
-def _eval_mode(module: nn.Module) -> Iterator[None]:
-    training = [inner for inner in module.modules() if inner.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for inner in training:
-            inner.training = True
 
 
 def handed_out(pipeline: OnRank, own: Mapping[int, Any], owners: Sequence[int], takers: Sequence[int]) -> dict[int, Any]:

@@ -6,7 +6,7 @@ import inspect
 import math
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
@@ -23,8 +23,6 @@ from ..transport.peers import together
 from ..transport.wires import all_of
 
 SAID_BYTES = 512  # of a rank's error message
-
-
 OnRank = Any  # one rank's `Pipeline`, which imports these functions
 
 
@@ -103,12 +101,11 @@ def clip_factor(norm: float, max_norm: float) -> float:
     return 1.0 if factor > 1 else factor  # not min(): a NaN must stay one
 
 
-def added(powers: Iterable[float], norm_type: float) -> float:
+def added(powers: Sequence[float], norm_type: float) -> float:
     """Combine the `norm_power` of several ranks into that of all their gradients together."""
-    rows = list(powers)
     if math.isinf(norm_type):
-        return math.nan if any(map(math.isnan, rows)) else max(rows)
-    return float(reduce(add, rows, 0.0))  # summed rank by rank, so that every rank gets the same bits
+        return math.nan if any(map(math.isnan, powers)) else max(powers)
+    return float(reduce(add, powers, 0.0))  # summed rank by rank, so that every rank gets the same bits
 
 
 def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> Tensor:
@@ -130,10 +127,8 @@ def clip_grad_norm_(pipeline: OnRank, max_norm: float, norm_type: float = 2.0, e
     norm = power if math.isinf(norm_type) else float(power ** (1 / norm_type))
     if error_if_nonfinite and not math.isfinite(norm):
         raise RunFailed(f"clip_grad_norm_: the norm of the gradients is {norm}")
-    factor = clip_factor(norm, max_norm)
-    present = [local(p.grad) for p in pipeline.module.parameters() if p.grad is not None]
-    if factor != 1:
-        scale_all(present, factor)
+    if (factor := clip_factor(norm, max_norm)) != 1:
+        scale_all([local(p.grad) for p in pipeline.module.parameters() if p.grad is not None], factor)
     return torch.tensor(norm, dtype=torch.float64)
 
 

@@ -19,7 +19,7 @@ from ...util.errors import BadInput
 from ...util.machine import free_memory
 from ...util.text import format_bytes
 from ..base.torch_private import storage_key, without_modes
-from ..base.values import PLAIN_TYPES, Away, Layout, each_tensor, is_dtensor, local, opened
+from ..base.values import PLAIN_TYPES, Away, Layout, is_dtensor, local, opened
 
 ALIGNED = 64  # bytes: alignment of a piece in a host buffer
 SMALL = 0.005  # a piece is not cut in two for a smaller share of the bytes to move than this
@@ -80,7 +80,6 @@ class View(Away):
         self.layout = Layout.strided(tensor) if is_dtensor(tensor) else None
 
     def tensor(self) -> Tensor:
-        """The tensor, without a graph. Raises BadInput where it is in host memory."""
         piece = self.piece
         if piece.storage is None:
             raise BadInput("what its F keeps is in host memory: its reload must come before")
@@ -127,10 +126,6 @@ class Keeper:
         if piece is None:
             piece = self.pieces[key] = Piece(part.untyped_storage(), self.device)
         return View(piece, part, tensor)
-
-    def keep_all(self, value: Any) -> Any:
-        """A pytree with views in place of its tensors."""
-        return each_tensor(value, self.keep)
 
     def chosen(self, share: float = 1.0) -> list[Piece]:
         """The pieces to move, with their `moved` and `place` set: this share of all bytes, in whole pieces except for at

@@ -20,7 +20,6 @@ from ...schedule import Schedule
 from ...util.errors import BadInput
 from ...util.machine import free_memory
 from ...util.text import format_bytes
-from ..choices import sharing_environment
 from ..pipeline import Pipeline
 from ..transport.wires import came_true
 
@@ -64,7 +63,11 @@ def device_environment(rank: int, sharers: int) -> dict[str, str]:
     queues = max(FEWEST_QUEUES, QUEUES // sharers)
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     if sharers > 1:
-        environment |= sharing_environment(rank)
+        # NCCL takes ranks that share a GPU for separate machines, connected by sockets; it refuses them otherwise.
+        environment |= {"NCCL_HOSTID": f"h{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+        # While a message waits, each of its channels occupies one of the rank's few multiprocessors (4 % of a step).
+        channels = ("NCCL_MAX_P2P_NCHANNELS", "NCCL_MIN_P2P_NCHANNELS", "NCCL_NCHANNELS_PER_NET_PEER")
+        environment |= dict.fromkeys(channels, "1")
         if at_once():
             environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, 100 // sharers))
     return environment
@@ -137,9 +140,6 @@ def end_with_parent() -> None:
 
 def local_network() -> None:
     """Let gloo use the loopback device, for machines whose own name does not resolve."""
-    if "GLOO_SOCKET_IFNAME" not in os.environ:
-        names = {name for _, name in socket.if_nameindex()}
-        for name in ("lo", "lo0"):
-            if name in names:
-                os.environ["GLOO_SOCKET_IFNAME"] = name
-                break
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

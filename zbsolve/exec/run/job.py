@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from ..base.part import Hooks
 from ..base.values import is_dtensor
 from ..choices import DEVICES, RUN_SPLITS, choose, described
 from ..emulate import Times
-from ..interpreter import first_not_finite
 from ..layers import layer_counts
 from ..loop.watching import Watch
 from ..mesh import made_mesh, mesh_sizes
@@ -319,6 +319,7 @@ def _facts(pipeline: Pipeline | OneDevice, model: Model, options: Options, train
     if trained.looks:
         facts["looks"] = trained.looks
     if trained.verdict is not None:
-        wrong = first_not_finite(trained.losses)
+        losses = trained.losses.items()
+        wrong = next((f"the loss of step {step} is {loss}" for step, loss in losses if not isfinite(loss)), "")
         facts["check"] = trained.verdict | ({"passed": False, "where": wrong} if wrong else {})
     return facts if model.optimizer is None else facts | {"optimizer": "the model's", "lr": None}

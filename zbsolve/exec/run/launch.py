@@ -106,15 +106,13 @@ def run(
     """
     if one_device:
         schedule = load_unrolled(path)
-        trace = run_on_one_device(schedule, spec, options)
-        return Prediction.of(schedule), trace
+        return Prediction.of(schedule), run_on_one_device(schedule, spec, options)
     if not local:
         return run_torchrun(path, spec, options)
     given = read_schedule(path)
     checked = given.checked if isinstance(given, Rounds) else given
     assert checked is not None
-    measured = run_local(checked, spec, **vars(options))
-    return Prediction.of(checked), measured
+    return Prediction.of(checked), run_local(checked, spec, **vars(options))
 
 
 def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -246,14 +244,11 @@ class Said:
             whole = text if last else text[: text.rfind(b"\n") + 1]
             self._at[rank] += len(whole)
             for line in whole.splitlines():
-                self._told(rank, line)
-
-    def _told(self, rank: int, line: bytes) -> None:
-        if not line.strip() or line in self._known:
-            return
-        if len(self._known) < MOST_KNOWN:
-            self._known.add(line)
-        self._tell(f"{self._names[rank]}: {line.decode(errors='replace').rstrip()}")
+                if not line.strip() or line in self._known:
+                    continue
+                if len(self._known) < MOST_KNOWN:
+                    self._known.add(line)
+                self._tell(f"{self._names[rank]}: {line.decode(errors='replace').rstrip()}")
 
 
 def path_of(folder: Path, rank: int) -> Path:

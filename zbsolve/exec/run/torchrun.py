@@ -28,7 +28,7 @@ from ..choices import BACKENDS, device_of, local_place
 from ..emulate import OWN_TIMES, Times
 from ..layers import forwards_alone, layer_counts
 from ..lowering import check_by_rank, check_runs, lower
-from ..mesh import PIPELINE, coordinate_of, located, others_of
+from ..mesh import DATA, PIPELINE, coordinate_of, located
 from ..reports import RunNumbers
 from ..transport.mailbox import Looker
 from ..transport.peers import Peers, agreed
@@ -155,7 +155,8 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
 def fit(given: Given, spec: str, options: Options) -> None:
     """Raise BadInput where schedule, model and options do not fit together, before anything runs."""
     model, step = load_model(spec, options.seed), step_of(given)
-    spread = others_of(options.sizes(step.ranks))
+    sizes = options.sizes(step.ranks)
+    spread = [name for name, size in sizes.items() if name not in (PIPELINE, *DATA) and size > 1]
     if spread and model.parallelize is None:
         raise BadInput(f"--mesh {options.mesh}: model '{spec}' has no parallelize(stage, mesh), which {spread[0]} needs")
     if isinstance(given, Schedule):

@@ -139,10 +139,10 @@ class Reduction:
         if size == 1:
             return _Bucket(parameters, widths, given[0], missing, None)
         if given.device.type == "cpu":  # gloo has no reduce-scatter with a work handle
-            work = dist.all_reduce(given, group=group, async_op=True)
-            return _Bucket(parameters, widths, given[dist.get_rank(group)], missing, stamped(work, self.times))
-        flat = given.new_empty(given.shape[1])
-        work = dist.reduce_scatter_tensor(flat, given.view(-1), group=group, async_op=True)
+            flat, work = given[dist.get_rank(group)], dist.all_reduce(given, group=group, async_op=True)
+        else:
+            flat = given.new_empty(given.shape[1])
+            work = dist.reduce_scatter_tensor(flat, given.view(-1), group=group, async_op=True)
         return _Bucket(parameters, widths, flat, missing, stamped(work, self.times))
 
     def end(self, timeout: timedelta) -> None:

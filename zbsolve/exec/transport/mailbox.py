@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from threading import Event, Lock, Thread
 from typing import Any
@@ -20,7 +20,7 @@ from ...util.errors import BadInput, LostRank
 from ..base.program import Message
 from .format import FORMAT_BYTES, Format
 from .shared_memory import ReceiveWork
-from .wires import FORMATS, Wires, reason
+from .wires import FORMATS, Wires, losing, reason
 
 POLL_SECONDS = 0.001  # between two checks of what was sent
 SMALL_BYTES, SMALL_COUNT = 1 << 12, 16  # up to 16 sends of at most 4 KiB are not worth a check
@@ -280,10 +280,8 @@ class Mailbox:
 
     def tell(self, tensor: Tensor, destination: int, tag: int) -> None:
         """Start to send a tensor that is no message of the schedule. Never waits. Raises LostRank."""
-        try:
+        with losing(destination, f"sending to rank {destination}: "):
             self._host.sent.keep(self._wires.send(tensor, destination, tag), tensor)
-        except Exception as error:
-            raise LostRank(f"sending to rank {destination}: {reason(error)}", destination) from None
 
     def ask(self, tensor: Tensor, source: int, tag: int) -> None:
         """Receive what `tell` sent, into `tensor`. Raises LostRank."""
@@ -339,11 +337,6 @@ def _unlike(made: Format, agreed: Format, then: Mapping[str, bool], now: Mapping
     return f"makes {made} that needs {word} gradient, unlike before: {why}; make a new Pipeline of the same layers for it"
 
 
-@contextmanager
-def _waiting(message: Message) -> Iterator[None]:
+def _waiting(message: Message) -> AbstractContextManager[None]:
     """What is raised inside means that the message does not come: raises LostRank."""
-    try:
-        yield
-    except Exception as error:
-        text = f"waiting for {message.before} from rank {message.source}: {reason(error)}"
-        raise LostRank(text, message.source) from None
+    return losing(message.source, f"waiting for {message.before} from rank {message.source}: ")

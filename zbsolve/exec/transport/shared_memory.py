@@ -264,15 +264,13 @@ class ShmReceiver:
             self._here[tag].append((slot, size))
         return words is not None
 
-    def break_off(self) -> None:
-        """Close all, so that the next send at the other end fails."""
-        self.close()
-
     def close(self) -> None:
-        """Close all files."""
+        """Close all files, so that the next send at the other end fails."""
         for file in self._files:
             file.close()
         self._memory.drop()
+
+    break_off = close
 
 
 class ReceiveWork:

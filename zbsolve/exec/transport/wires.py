@@ -256,12 +256,14 @@ def break_off_groups(groups: Iterable[Any], device: torch.device) -> None:
 
 
 @contextmanager
-def losing(peer: int | None) -> Iterator[None]:
-    """Any exception of a backend inside means that `peer` (None: some rank) is lost: raises LostRank."""
+def losing(peer: int | None, does: str = "") -> Iterator[None]:
+    """Any exception of a backend inside means that `peer` (None: some rank) is lost: raises LostRank. does: what this rank
+    does meanwhile, in words that begin the message; "": it waits for the peer."""
     try:
         yield
     except Exception as error:
-        raise LostRank(f"{'' if peer is None else f'waiting for rank {peer}: '}{reason(error)}", peer) from None
+        does = does or ("" if peer is None else f"waiting for rank {peer}: ")
+        raise LostRank(f"{does}{reason(error)}", peer) from None
 
 
 @contextmanager

@@ -65,7 +65,10 @@ def kind_of(loss: object) -> CrossEntropy:
     if loss is None:
         raise BadInput("loss: none is given, and a sharded vocabulary needs one on every rank")
     if isinstance(loss, partial):
-        return _partial(loss)
+        inner: Any = loss.func
+        if loss.args or (loss.keywords and inner is not functional.cross_entropy):
+            raise BadInput(f"loss: functools.partial of {_called(inner)} with arguments: {KNOWN}")
+        return _of_options(loss.keywords) if loss.keywords else kind_of(inner)
     if isinstance(loss, CrossEntropy):
         return loss
     if loss is functional.cross_entropy:
@@ -75,13 +78,6 @@ def kind_of(loss: object) -> CrossEntropy:
             {name: getattr(loss, name) for name in ("weight", "reduction", "ignore_index", "label_smoothing")}
         )
     raise BadInput(f"loss: {_called(loss)}: {KNOWN}")
-
-
-def _partial(loss: partial[Any]) -> CrossEntropy:
-    inner: Any = loss.func
-    if loss.args or (loss.keywords and inner is not functional.cross_entropy):
-        raise BadInput(f"loss: functools.partial of {_called(inner)} with arguments: {KNOWN}")
-    return _of_options(loss.keywords) if loss.keywords else kind_of(inner)
 
 
 def _of_options(options: Mapping[str, Any]) -> CrossEntropy:

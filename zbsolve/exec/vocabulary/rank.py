@@ -35,10 +35,6 @@ from .shard import Kept, Merged, compute_type, input_gradient, merge, pass_s, pa
 STREAM = "collectives"
 
 
-def _nothing() -> None:
-    """Called after most collectives, where nothing is left to do."""
-
-
 class Collectives(SideWork):
     """The collectives of one rank. group: their own process group. timeout: to wait for any of them. emulated: the device
     (`emulate.EmulatedDevice`) whose times they take, if any."""
@@ -64,11 +60,12 @@ class Collectives(SideWork):
         return self if self._emulated is None else Collectives(self.group, self.device, self.timeout)
 
     def begin_step(self, marks: Any) -> None:
-        """A step begins."""
         super().begin_step(marks)
         self._untimed.clear()
 
-    def begin(self, name: str, work: Callable[[], None], over: Callable[[], None] = _nothing, waits: bool = True) -> None:
+    def begin(
+        self, name: str, work: Callable[[], None], over: Callable[[], None] = lambda: None, waits: bool = True
+    ) -> None:
         """Start `work`, which uses the group, for pass `name`, after all earlier work; `over` is called when it is settled.
         waits: must other ranks do something first? If not, this rank's part takes its device's time alone. Never
         waits itself."""
@@ -99,10 +96,6 @@ class Collectives(SideWork):
         """Inside a `work`: sum over all ranks, on the rank `root`."""
         destination = dist.get_global_rank(self.group, root)
         self.wait(dist.reduce(tensor, destination, group=self.group, async_op=True))
-
-    def break_off(self) -> None:
-        """Break this rank's connections, so that no other rank waits for it."""
-        break_off_groups([self.group], self.device)
 
 
 class VocabularyShard(Part):
@@ -144,7 +137,6 @@ class VocabularyShard(Part):
     def around(self, kind: str, run: Run) -> Run:
         """The last stage's outputs and their gradients pass through the shards, and so do the first stage's inputs if the
         input embedding is sharded."""
-
         last = self.homes.stages - 1
 
         def forward(state: Any, action: Action, given: Any) -> Any:
@@ -152,7 +144,7 @@ class VocabularyShard(Part):
                 vectors = self._vectors.pop(action.part).requires_grad_(self.embedding.weight.requires_grad)  # type: ignore[union-attr]
                 given = state.data.inputs[action.part], vectors
             y = run(state, action, given)
-            if not ends(action):
+            if action.stage != last:
                 return y
             width = self.output.weight.shape[1]
             if not isinstance(y, Tensor) or y.shape[-1] != width:
@@ -160,16 +152,13 @@ class VocabularyShard(Part):
             self._given[action.part] = y
 
         def backward(state: Any, action: Action, given: Any) -> Any:
-            if ends(action):
+            if action.stage == last:
                 gradient, (shape, dtype, needed) = self._gradients.pop(action.part), self._form.pop(action.part)
                 given = [gradient.to(dtype).view(shape)] if needed else []
             gradients = run(state, action, given)
             if embeds(action) and gradients:
                 self._scattered[action.part] = gradients[0]
             return gradients
-
-        def ends(action: Action) -> bool:
-            return action.stage == last
 
         def embeds(action: Action) -> bool:
             return action.stage == 0 and self.embedding is not None
@@ -190,7 +179,7 @@ class VocabularyShard(Part):
         return {self.homes.stages + self.homes.rank: self._named_parameters()}
 
     def break_off(self) -> None:
-        self.side.break_off()
+        break_off_groups([self.side.group], self.side.device)
 
     def broadcast(self, state: RankState, action: Action) -> None:
         """VB: broadcast the last stage's hidden states. Raises BadInput where labels do not fit."""
@@ -313,8 +302,12 @@ class VocabularyShard(Part):
         return self._kept.pop(microbatch), self._merged.pop(microbatch)
 
 
-def _check(*before: str) -> Any:
-    """A check: a pass comes after those of these kinds of its shard, on its rank; and the step has no updates of weights."""
+def _handler(method: Callable[[VocabularyShard, RankState, Action], None], *before: str, **more: Any) -> Handler:
+    """A handler that calls the part's method. It checks that a pass comes after those of kinds `before` of its shard, on its
+    rank, and that the step has no updates of weights."""
+
+    def run(state: RankState, action: Action, given: Any) -> None:
+        method(state.part(VocabularyShard), state, action)
 
     def check(graph: Graph, rows: Ints) -> None:
         for row, here in graph.each(rows):
@@ -323,16 +316,7 @@ def _check(*before: str) -> Any:
             for kind in before:
                 graph.check_order(here, graph.need(kind, here), row, alone=True)
 
-    return check
-
-
-def _handler(method: Callable[[VocabularyShard, RankState, Action], None], *before: str, **more: Any) -> Handler:
-    """A handler that calls the part's method, for passes after those of kinds `before`."""
-
-    def run(state: RankState, action: Action, given: Any) -> None:
-        method(state.part(VocabularyShard), state, action)
-
-    return Handler(run, _check(*before), in_parts=True, **more)
+    return Handler(run, check, in_parts=True, **more)
 
 
 _SIDE = side_work_of(VocabularyShard)

@@ -76,8 +76,7 @@ _known: WeakKeyDictionary[Problem, MicrobatchGraph | None] = WeakKeyDictionary()
 
 
 def microbatch_graph(problem: Problem) -> MicrobatchGraph | None:
-    """The graph of one microbatch; None if microbatches differ, or a rank has several streams. It is cached as long as the
-    problem lives."""
+    """The graph of one microbatch; None if microbatches differ, or a rank has several streams. Cached with the problem."""
     try:
         return _known[problem]
     except KeyError:  # not `in`: another thread may drop an equal problem in between, and its entry with it

@@ -181,8 +181,7 @@ def _accounts(problem: Problem) -> Ints:
     nothing counts with the first microbatch that waits for it. A pass of the step that takes memory for later
     microbatches counts with the next one, since the last one has freed everything by then."""
     edges, by_step = problem.edges, ~problem.in_microbatch
-    has_inputs = np.zeros(len(by_step), bool)
-    has_inputs[edges.after] = True
+    has_inputs = np.bincount(edges.after, minlength=len(by_step)) > 0
     account = last_microbatch(problem)
     for_others = np.flatnonzero(by_step & ~has_inputs)
     if len(for_others):
@@ -198,8 +197,7 @@ def _accounts(problem: Problem) -> Ints:
 def _partners(problem: Problem, lane_of: Ints, depth: Ints, level: Ints) -> Ints:
     """The partner of each lane (see `ProblemArrays`)."""
     passes, edges, lanes = problem.passes, problem.edges, problem.lanes
-    aside = np.zeros(len(passes), bool)
-    aside[problem.side_stream] = True
+    aside = ~problem.computing
     homes: dict[tuple[int, int], list[int]] = {}
     for number, rows in enumerate(lanes):
         if not aside[rows[0]]:

@@ -230,8 +230,9 @@ class BlockSearch:
             for begin in list(self.pool):
                 if self.left <= 0:
                     return
-                at = self.clock.used
-                decoded, rounds = self.annealed_targets(self.g, begin, self.target, self.cost)
+                at, rounds = self.clock.used, max(1, int(min(ANNEALING_SECONDS, self.left) / self.cost))
+                heat = self.mean * float(self.random.choice(TARGET_HEATS))
+                decoded = anneal_targets(self.g, begin, Annealing(self.shifts, self.target, rounds, heat, self.seed()))
                 self.count(rounds, at, self.g.microbatches)
                 if decoded.value < begin.value:
                     self.pool = [other for other in self.pool if other is not begin]
@@ -239,12 +240,6 @@ class BlockSearch:
                 yield
             if len(self.pool) > 1 and self.random.random() < DROP_RATE:
                 self.pool.pop()
-
-    def annealed_targets(self, g: MicrobatchGraph, begin: Decoded, target: int, cost: float) -> tuple[Decoded, int]:
-        """The result of one annealing over target starts, and its rounds. cost: seconds of a round."""
-        rounds = max(1, int(min(ANNEALING_SECONDS, self.left) / cost))
-        heat = self.mean * float(self.random.choice(TARGET_HEATS))
-        return anneal_targets(g, begin, Annealing(self.shifts, target, rounds, heat, self.seed())), rounds
 
     def count(self, rounds: int, began: float, few: int) -> None:
         """Count the effort of so many decodings of `few` microbatches since `began`, and update `cost`."""

@@ -51,7 +51,7 @@ def block_schedules(
     g = None if plain is None else microbatch_graph(with_mean_microbatches(plain))
     if g is None:
         return
-    g = g._replace(passes=np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)[g.passes])
+    g = g._replace(passes=np.flatnonzero(problem.computing)[g.passes])
     target = max(target, least_value(g)) if problem.alike else 0  # values with mean microbatches are not the problem's
     random = np.random.default_rng(seed)
     search = BlockSearch(g, clock.share(seconds), target, random, others)
@@ -74,8 +74,7 @@ def try_each_annealing(problem: Problem) -> None:
 
 
 def _improvements(search: BlockSearch) -> Iterator[Decoded]:
-    """Better and better decoded schedules; not all of them, since using one costs about `DECODINGS_PER_SCHEDULE`
-    decodings."""
+    """Better and better decoded schedules; not all, since using one costs about `DECODINGS_PER_SCHEDULE` decodings."""
     shown, when = -1, 0.0
     for _ in _steps(search):
         better = search.pool and (shown < 0 or search.pool[0].value < shown)

@@ -55,8 +55,7 @@ def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flig
 
 
 def _steps(start: Ints, begun: Ints, q: int) -> Ints:
-    """For lanes with more than q passes left: the time from the first pass that has not begun to the q-th one after it,
-    µs."""
+    """For lanes with more than q passes left: µs from the first pass that has not begun to the q-th one after it."""
     lanes = np.flatnonzero(begun + q < start.shape[1])
     return start[lanes, begun[lanes] + q] - start[lanes, begun[lanes]]
 

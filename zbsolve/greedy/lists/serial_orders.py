@@ -64,12 +64,8 @@ class _Order:
             for i in np.flatnonzero((taken > 0) | (freed > 0)).tolist():
                 self.moves[i].append((pool, int(taken[i]), int(freed[i])))
         self.harmless = [all(freed >= taken for _, taken, freed in moves) for moves in self.moves]
-        side = np.zeros(count, bool)
-        side[problem.side_stream] = True
-        out = np.zeros(count, bool)
-        out[a.accounts.copy_out[a.accounts.copy_out >= 0]] = True
-        back = brings_back(problem)
-        self.kind = np.select([back, out, side & (problem.taken > 0)], [0, 1, 3], 2).tolist()
+        out, reserving = np.isin(np.arange(count), a.accounts.copy_out), ~problem.computing & (problem.taken > 0)
+        self.kind = np.select([brings_back(problem), out, reserving], [0, 1, 3], 2).tolist()
         self.depth = a.depth.tolist()
         # Lanes keep their order, too.
         before = np.concatenate([problem.edges.before, *(rows[:-1] for rows in problem.lanes)])
@@ -120,8 +116,7 @@ class _Order:
         return order
 
     def _choices(self, ready: set[int], rule: tuple[int, ...]) -> list[int]:
-        """The passes that fit next, the best by the rule last, of equals the deepest one. If one of them leaves no pool
-        fuller, it is the only choice."""
+        """The passes that fit next, the best last, of equals the deepest; a pass alone where it leaves no pool fuller."""
         fit = [i for i in ready if all(self.used[pool] + taken <= self.room[pool] for pool, taken, _ in self.moves[i])]
         fit.sort(key=lambda i: (-rule[self.kind[i]], self.depth[i], -i))
         return next(([i] for i in reversed(fit) if self.harmless[i]), fit)
@@ -149,9 +144,7 @@ def serial_schedule(problem: Problem, target: Floats | Ints, put_off: float) -> 
     if order is None:
         return None
     plain = without_side_streams(problem)
-    place = np.full(len(problem.passes), -1, np.int64)
-    computing = np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
-    place[computing] = np.arange(len(computing))
+    place = np.cumsum(problem.computing) - 1  # of a compute pass in `plain`
     sequences: dict[str, list[int]] = {stream: [] for stream in plain.streams}
     for i in order:
         for stream in problem.passes.stream_sets[problem.passes.streams[i]]:
@@ -164,14 +157,13 @@ def serial_targets(problem: Problem) -> list[Floats]:
     list scheduler's starts of compute passes, with more and with less memory left for side streams."""
     a, whole = arrays_of(problem), int(problem.passes.duration.sum())
     targets = [np.asarray(key, np.float64) for key in (a.account * whole + a.depth, a.depth * (1 + whole) + a.account)]
-    computing = np.setdiff1d(np.arange(len(problem.passes)), problem.side_stream)
     for room in reversed(rooms_beside(problem)):
         plain = with_room_for_them(problem, room)
         if plain is not None:
             with suppress(NotFound):
                 start = list_schedule(plain, deepest_first(plain)).timeline().start
                 targets.append(np.zeros(len(problem.passes)))
-                targets[-1][computing] = start
+                targets[-1][problem.computing] = start
     return targets
 
 
@@ -186,8 +178,7 @@ class _Serial:
         self.capacity = a.capacity.tolist()
         self.waiting, self.used = a.inputs.tolist(), [0] * len(self.capacity)
         count = len(self.rank)
-        self.side, self.done = np.zeros(count, bool), [False] * count
-        self.side[problem.side_stream] = True
+        self.side, self.done = ~problem.computing, [False] * count
         self.on_demand = (self.side & (a.taken > 0)).tolist()
         self.behind = [-1] * count  # the next pass of its lane
         for lane in (rows.tolist() for rows in problem.lanes if not self.side[rows[0]]):

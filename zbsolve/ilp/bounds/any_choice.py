@@ -3,8 +3,10 @@ way to divide a batch into microbatches: of any sizes, in any order, in several 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -64,17 +66,13 @@ def _copying(problem: Problem, step: Problem, copies: Copies, whose: int, low: i
     """The least window of rank `whose` (−1: of all), from `low` µs on, with time for the copies that memory requires."""
     times = heads_and_tails(step, whose)
     ranks = range(problem.ranks) if whose < 0 else [whose]
-    pairs = [(rank, device_of(problem, step, copies, rank, times)) for rank in ranks]
-    devices = [(rank, device) for rank, device in pairs if device is not None]
-    streams = list(stream_work(problem, step, copies, [rank for rank, _ in devices], times))
-    least, high = low, max(low, serial_length(problem))  # no schedule need take longer, if one exists
-    while least < high:
-        middle = (least + high) // 2
-        if _too_short(middle, [device for _, device in devices], streams) is None:
-            high = middle
-        else:
-            least = middle + 1
-    why = _too_short(least - 1, [device for _, device in devices], streams) if least > low else None
+    known = {rank: device_of(problem, step, copies, rank, times) for rank in ranks}
+    devices = {rank: device for rank, device in known.items() if device is not None}
+    streams = list(stream_work(problem, step, copies, list(devices), times))
+    why_not = partial(_too_short, devices=list(devices.values()), streams=streams)
+    windows = range(low, max(low, serial_length(problem)))  # no schedule need take longer, if one exists
+    least = low + bisect_left(windows, True, key=lambda window: why_not(window) is None)
+    why = why_not(least - 1) if least > low else None
     return Bound(low, "", CHOICES) if why is None else Bound(least, f"{ANY_CHOICE}: {why}", CHOICES)
 
 

@@ -73,8 +73,7 @@ def value_unit(problem: Problem, kind: str = "") -> int:
     memory delays passes only through orders and syncs. So each start and each end is a sum of durations and lags, and the
     makespan is the last end.
 
-    For the span nothing is claimed. Its bounds also hold for passes that start later than possible, which may make a rank's
-    window shorter by any amount.
+    For the span nothing is claimed: its bounds also hold for passes that start late, which may shorten a rank's window.
     """
     if problem.objective != "makespan" or (problem.slowdowns and kind in (WHOLE, STREAMS)):
         return 1

@@ -55,8 +55,7 @@ def each_closed_form(problem: Problem, clock: Clock | None = None) -> Iterator[B
 
 
 def closed_forms_within(problem: Problem, whose: int, clock: Clock | None = None) -> Iterator[Bound]:
-    """The closed forms of the span in the window of rank `whose`, one by one, that rank's own first. Raises TimeUp when the
-    clock has no time left."""
+    """The closed forms of the span in the window of rank `whose`, one by one, its own first. Raises TimeUp."""
     for bound in _of_window(_Relaxations(problem), whose):
         yield bound
         if clock is not None:
@@ -249,8 +248,7 @@ def _kept(rank: int, whose: int) -> tuple[tuple[int, ...], str]:
 
 
 def _of_side_streams(problem: Problem, streams: dict[str, Ints], times: tuple[Ints, Ints], whose: int) -> Iterator[Bound]:
-    """The closed form of side streams: their passes run one at a time. A stream that ranks share counts for the first
-    one."""
+    """The closed form of side streams: their passes run one at a time. A shared stream counts for the first of its ranks."""
     (head, tail), p = times, problem.passes
     for stream, rows in streams.items():
         known = rows[(head[rows] > NO_PATH) & (tail[rows] > NO_PATH)]

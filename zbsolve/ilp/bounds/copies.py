@@ -208,8 +208,7 @@ def saved(s: Savings, x: Floats) -> Floats:
 
 
 def least_work(s: Savings, missing: float, out: bool, back: bool) -> float:
-    """The least time, µs, of copies (out, back, or both count) whose fractions save the missing byte·µs; infinite if no
-    fractions do."""
+    """The least time, µs, of copies (out, back, or both count) to save the missing byte·µs; infinite if no fractions do."""
     if missing <= 0:
         return 0.0
     cost, rounding = out * s.out + back * s.back, ROUNDING * (out + back)

@@ -274,8 +274,7 @@ def _joined(problem: Problem, rows: Ints) -> Stays:
 def _in_rows(problem: Problem, rows: Ints) -> list[tuple[list[int], int]]:
     """Rows of edges that follow each other: the passes of each, from the first to the last, and its bytes.
 
-    Bytes that a pass frees are joined to bytes that it takes, as many as both have. Each byte of an edge is in exactly one
-    row, so the needs of rows add up.
+    Bytes that a pass frees are joined to as many that it takes. Each byte of an edge is in one row, so needs of rows add up.
     """
     e = problem.edges
     left = dict(zip(rows.tolist(), e.bytes[rows].tolist(), strict=True))

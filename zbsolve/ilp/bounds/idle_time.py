@@ -64,7 +64,6 @@ class Reach:
 
     def soonest(self, row: int, others: set[int]) -> int:
         """The least µs from the end of a pass to the start of one of `others`, which are descendants of it."""
-        after = dict[int, int]()
         ready = {row: 0}
         for x in self.order:
             if x not in ready:
@@ -72,9 +71,7 @@ class Reach:
             end = ready[x] + (self.duration[x] if x != row else 0)
             for b, lag in self.outputs[x]:
                 ready[b] = max(ready.get(b, 0), end + lag)
-            if x in others:
-                after[x] = ready[x]
-        return min(after.values())
+        return min(ready[x] for x in others)
 
 
 def waits_of(problem: Problem, reach: Reach, rows: Ints, room: int) -> list[Wait]:
@@ -96,10 +93,10 @@ def waits_of(problem: Problem, reach: Reach, rows: Ints, room: int) -> list[Wait
             idle.append((x, other & ~apart, apart))
     idle = sorted(idle, key=lambda entry: int(full[entry[0]]))[:MAX_WAITS]
     waits = [Wait(x, reach.soonest(int(rows[x]), set(rows[behind[x]].tolist())), free, apart) for x, free, apart in idle]
-    return _disjoint([wait for wait in waits if wait.time > 0], until)
+    return _disjoint([wait for wait in waits if wait.time > 0])
 
 
-def _disjoint(waits: list[Wait], until: Bools) -> list[Wait]:
+def _disjoint(waits: list[Wait]) -> list[Wait]:
     """The longest of these waits that cannot overlap: neither pass may run during the other's wait."""
     kept: list[Wait] = []
     for wait in sorted(waits, key=lambda wait: -wait.time):
@@ -118,8 +115,7 @@ def idle_between(problem: Problem, reach: Reach, rows: Ints, room: int) -> int:
 
 
 def reach_of(problem: Problem) -> Reach | None:
-    """The descendants for `waits_of`. None where waits are not computed: in large problems, with side streams or further
-    pools, and without memory limits."""
+    """The descendants for `waits_of`. None in large problems, with side streams or further pools, or with no limits."""
     if problem.capacity is None or problem.pools or len(problem.side_stream) or len(problem.passes) > MAX_PASSES:
         return None
     on_rank = np.bincount(problem.passes.rank, minlength=problem.ranks)

@@ -75,8 +75,7 @@ def check_plain(problem: Problem) -> None:
 
 
 def _forms(step: Problem, count: int) -> Iterator[Bound]:
-    """All closed forms: for the makespan in the whole step, for the span in the windows of the first, last and busiest
-    rank."""
+    """All closed forms: of the makespan in the whole step, of the span in windows of the first, last and busiest rank."""
     p = step.passes
     work = np.bincount(p.rank, p.duration, step.ranks).astype(np.int64)
     yield Bound(count * int(work.max()), BUSIEST, WORK)

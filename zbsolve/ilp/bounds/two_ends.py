@@ -158,8 +158,7 @@ def _lost_before_last(s: _States, first: _Rank, m: int, D: int, soonest: int, ra
     If the F of microbatch j finds x in flight, the B of i = j − 1 − x has ended, at `soonest` + i · `rate` or later (H is
     not in it). If i does not fit beside all microbatches before it, theorem 2 says what is lost between the F of i and that
     of j. Tables have a row for each i. Column k is for states from the k-th on (enough: the least idle time up to the F of
-    i)
-    or before (short: that idle time less the work left, of which there is too little).
+    i) or before (short: that idle time less the work left, of which there is too little).
     """
     n, S = first.fits, len(s.x)
     if S * m > MAX_WINDOWS:

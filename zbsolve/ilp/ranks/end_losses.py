@@ -118,15 +118,11 @@ class Share:
 def next_kind(shares: dict[str, Share], alone: bool) -> str | None:
     """The kind whose turn is next; None if no kind is left. Each has one turn first. Then it is the kind that has tried the
     fewest states for its share of the gain. alone: whether single ranks may have more than one turn."""
-    left = {
-        kind: share
-        for kind, share in shares.items()
-        if share.states <= MAX_STATES and (kind != ALONE or alone or share.first)
-    }
-    gained = max(1, sum(share.gained for share in left.values()))
+    left = [kind for kind, share in shares.items() if share.states <= MAX_STATES and (kind != ALONE or alone or share.first)]
+    gained = max(1, sum(shares[kind].gained for kind in left))
 
     def taken(kind: str) -> float:
-        share = left[kind]
+        share = shares[kind]
         return -1.0 if share.first else share.tried / (FAIR_PART + share.gained / gained)
 
     return min(left, key=taken, default=None)
@@ -220,8 +216,7 @@ def both_ends_of_fullest(problem: Problem, least: int) -> BothEnds | None:
 
 
 def both_ends(problem: Problem, rank: int) -> BothEnds | None:
-    """Both ends of this rank, with no loss proven yet; None where its passes allow no search, or where it has too few
-    microbatches."""
+    """Both ends of this rank, with no loss proven yet; None where passes allow no search, or microbatches are too few."""
     lanes = lanes_of(problem, (rank,))
     if lanes is None or len(lanes.held) == 0 or lanes.capacity[0] <= 0 or lanes.head.shape[1] < 3:
         return None

@@ -81,8 +81,7 @@ def lanes_of(
     if capacity.max() >= UNLIMITED:
         return None
     capacity = np.maximum(0, capacity - held_beside(problem).held[list(ranks)])
-    kept = np.isin(problem.passes.rank, ranks)
-    kept[problem.side_stream] = False
+    kept = np.isin(problem.passes.rank, ranks) & problem.computing
     if lean:
         kept[left_out(problem, ranks)] = False
     rows_of = sorted((rows for rows in problem.lanes if kept[rows[0]]), key=lambda rows: int(a.depth[rows[0]]))
@@ -139,8 +138,7 @@ def left_out(problem: Problem, ranks: tuple[int, ...]) -> Ints:
     """Rows of the passes that the lean relaxation of `ranks` leaves out: each lane of all ranks but the first that no pass
     on a compute stream waits for and that takes no memory."""
     a, e = arrays_of(problem), problem.edges
-    awaited = np.zeros(len(problem.passes), bool)
-    awaited[e.before[problem.computing[e.after]]] = True
+    awaited = np.bincount(e.before[problem.computing[e.after]], minlength=len(problem.passes)) > 0
     dropped = [np.zeros(0, np.int64)]
     for rows in (rows for rows in problem.lanes if int(a.rank[rows[0]]) in ranks[1:]):
         if not awaited[rows].any() and not a.taken[rows].any():

@@ -2,8 +2,7 @@
 
 CP-SAT's proofs here hold for strictly periodic schedules, where every round is equal (modulo scheduling, Rau 1994; building
 blocks of arXiv 2405.15362, section 3). Warm-up and cool-down are left out. A schedule of one period can be stretched to any
-longer one (durations are whole, so starts may be multiplied and rounded down). So periods shorter than an infeasible one are
-infeasible too.
+longer one (durations are whole, so starts are multiplied and rounded down), so below an infeasible period none is feasible.
 """
 
 from __future__ import annotations
@@ -110,8 +109,7 @@ class PeriodicModel:
             self.model.add_no_overlap(turns)
 
     def held(self) -> list[cp_model.LinearExprT]:
-        """The most bytes on each rank. An edge that holds its bytes for q periods and a rest counts q times always, and once
-        more during the rest."""
+        """The most bytes on each rank. An edge of q periods and a rest counts q times always, and once more in the rest."""
         e, rounds, model, period = self.rounds.problem.edges, self.rounds, self.model, self.period
         result: list[cp_model.LinearExprT] = []
         holding = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
@@ -210,7 +208,6 @@ def _from_blocks(problem: Problem, seed: int) -> Iterator[Schedule]:
     g = microbatch_graph(problem)
     if g is None:
         return
-
     near = partial(anneal_block, g, rounds=ANNEALING_ROUNDS, seed=seed)
     for block in shorter_blocks(g, serial_block(g), near, lambda: True):
         start = np.zeros(len(problem.passes), np.int64)

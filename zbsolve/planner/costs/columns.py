@@ -52,8 +52,7 @@ class LayerCosts(NamedTuple):
 
     @property
     def least(self) -> Times:
-        """Lower bounds, µs, on F, B and W that hold for split and for fused backwards: B is at most that of either, and B +
-        W at most the whole of either."""
+        """Lower bounds, µs, on F, B and W for split and fused backwards: B is at most that of either, B + W the whole."""
         split = np.asarray(self.B) + self.W > 0
         B = np.where(split, np.minimum(self.B, self.BW), self.BW)
         return Times(np.asarray(self.F), B, np.minimum(self.W, self.BW - B))
@@ -88,8 +87,7 @@ class Common(NamedTuple):
     has nothing. S, T: of a microbatch, all parts. gap: the least µs of a part from the last block's forward to its backward:
     collectives and S. lookup: µs of a part's collectives before the first stage's F, and of those behind its B. states:
     bytes of parameters with gradients and optimizer states, rounded down; transient: bytes that a pass takes while it runs;
-    held: bytes while the first microbatch's last S runs; pending: bytes that S leaves for T of a microbatch, rounded
-    down."""
+    held: bytes while the first microbatch's last S runs; pending: of a microbatch, that S leaves for T, rounded down."""
 
     S: Many
     T: Many
@@ -213,6 +211,5 @@ class Costs(NamedTuple):
 
     @property
     def share_away(self) -> Any:
-        """[layout]: the share of activations that is copied to host memory: all, or half where some stages copy, or where
-        each copies a part."""
+        """[layout]: the share of activations that is copied to host memory: all, or half where some copy, or each a part."""
         return np.where(self.stays, 0.0, np.where(self.copies.some | (self.kept.stays > 0), 0.5, 1.0))

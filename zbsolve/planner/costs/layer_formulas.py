@@ -188,8 +188,7 @@ WEIGHT_BYTES = 2  # for each parameter
 
 
 class Held(NamedTuple):
-    """Bytes of one microbatch. until_b: from F to B; until_w: from F to W; from_b: from B to W; transient: that a pass takes
-    while it runs."""
+    """Bytes of one microbatch. until_b: from F to B; until_w: F to W; from_b: B to W; transient: taken while a pass runs."""
 
     until_b: Many
     until_w: Many

@@ -1,8 +1,7 @@
 """Offload (2503.01328): lower bounds on the bytes that stages keep on devices, and on the times of copies.
 
-Full offload copies all that stages keep. Half offload copies half of it where a rank has one stage. With several stages it
-copies all that the first half of them keep. The partition decides how many blocks these have, so bounds assume as many as
-there is time to copy.
+Full offload copies all that stages keep. Half offload copies half of it where a rank has one stage, else all that the first
+half of its stages keep. The partition decides how many blocks these have: bounds assume as many as there is time to copy.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ def kept_of(kept: Ints, head: Ints, pending: Ints, layout: Layout) -> Kept:
 
 def copies_of(kept: Ints, head: Ints, most: Any, layout: Layout, cluster: Cluster, on_stages: Many = 1) -> Copies:
     """The times of copies by layout. kept, head: as for `kept_of`; most: the most bytes of one microbatch that all layers
-    keep; on_stages: as in `ModelCosts`. A stage's copies take whole µs, and no less than its blocks' copies together, each
-    rounded down."""
+    keep; on_stages: as in `ModelCosts`. A stage's copies take whole µs, at least its blocks' together, each rounded down."""
     none = 0 * (kept + np.asarray(layout.offload))
     if cluster.copies is None:
         return Copies(*[none] * len(Copies._fields))

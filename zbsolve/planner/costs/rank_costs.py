@@ -88,14 +88,8 @@ def _of_shape(shape: Shape, layout: Layout, cluster: Cluster) -> ModelCosts:
     first, block, last = layers
     shared = first.parameter_bytes if shape.tied else 0 * first.parameter_bytes
     states = formulas.state_bytes(layout, shape.state_parts) / WEIGHT_BYTES
-    return ModelCosts(
-        first,
-        in_slices(block, shape, layout, cluster),
-        last,
-        states,
-        shared,
-        *on_all_ranks(shape, layout, cluster),
-    )
+    block = in_slices(block, shape, layout, cluster)
+    return ModelCosts(first, block, last, states, shared, *on_all_ranks(shape, layout, cluster))
 
 
 def _of_profiles(model: ProfiledModel, layout: Layout, cluster: Cluster) -> ModelCosts:
@@ -236,14 +230,12 @@ def least_there(costs: Costs) -> Ints:
 
 
 def common_beside(costs: Costs) -> Ints:
-    """[layout]: bytes that a rank holds of what all ranks have while its blocks keep a microbatch; 0 with copies, where
-    these may be in host memory then."""
+    """[layout]: bytes of `common` that a rank holds while its blocks keep a microbatch; 0 with copies to the host."""
     return np.asarray(np.where(costs.stays, costs.common.held, 0))
 
 
 def fixed_bytes(costs: Costs, on: Roles, microbatches: int) -> Ints:
-    """[role, layout]: bytes that a rank needs beside its blocks and their transient. microbatches: how many the head's rank
-    keeps."""
+    """[role, layout]: bytes that a rank needs beside its blocks and their transient. microbatches: kept by the head."""
     again = (on.embedding & on.head) if costs.tied else 0 * on.head
     tables = (on.embedding + on.head - again) * costs.table_states
     return np.asarray(tables + microbatches * on.head * costs.kept.head_moment + on.ends * costs.waiting)

@@ -78,8 +78,7 @@ def shards_of(layout: Layout) -> int:
 
 
 def group_link(layout: Layout, cluster: Cluster) -> Link | None:
-    """The link with which a `Step` gives each C, or each AG and RS, the time of `exchange_pass`; None where there is no
-    exchange. layout: one."""
+    """The link with which a `Step` gives each C, AG and RS the time of `exchange_pass`; None: no exchange. layout: one."""
     replicas, shards = replicas_of(layout), shards_of(layout)
     group, turns = max(replicas, shards), 1 if shards > 1 else 2
     if group == 1:

@@ -36,8 +36,7 @@ def _attention_times(shape: Shape, layout: Layout, cluster: Cluster) -> tuple[Ma
 
 
 def with_extra(costs: LayerCosts, times: Callable[..., Times], shape: Shape, layout: Layout, cluster: Cluster) -> LayerCosts:
-    """The layer with the whole µs that each slice of its passes takes beyond its share of the whole. times: the layer's
-    formula."""
+    """The layer with the whole µs that each slice of its passes takes beyond its share. times: the layer's formula."""
     sliced, parts = times(shape, mean_part(layout), cluster), whole(times(shape, layout, cluster))
     pairs = zip(sliced, parts, strict=True)
     F, B, W = (np.maximum(0, np.rint(us - part / layout.parts)) for us, part in pairs)
