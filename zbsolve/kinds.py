@@ -99,9 +99,8 @@ KINDS: list[str] = list(TABLE)  # column `kind` of a table of passes indexes it
 
 
 def register(kind: Kind) -> None:
-    """Add a kind of your own, so that passes may have it. Files with such passes contain its row, so reading one needs no
-    `register`. A label that is known keeps its words, colour and letters. Raises BadInput for an invalid row, and for a
-    known label whose other fields differ."""
+    """Add a kind of your own. Files with such passes have its row, so reading one needs no `register`. A known label keeps
+    its words, colour and letters. Raises BadInput for an invalid row, and for a known label whose other fields differ."""
     where = f"kind '{kind.label[:20]}'"
     for field, form, what in (("label", LABEL, "1 to 8 of A to Z"), ("colour", COLOUR, "such as #1a5a9c"),
                               ("words", WORDS, "1 to 60 letters, digits and ,.:()/+-")):  # fmt: skip

@@ -1,8 +1,7 @@
 """Steps whose times vary: the order of a schedule is fixed, and the times of passes are drawn anew for each step.
 
 An order is found for median times. In real steps a microbatch is longer on all stages, a rank is slower, or a pass stalls.
-Here many steps of one order are drawn and simulated. All schedules see the same draws. `search.noisy` looks for the order
-that is best under such times."""
+Here many steps of one order are drawn and simulated; all schedules see the same. `search.noisy` looks for the best order."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ class Measured:
         """usual: µs of each pass, shape (passes,). rows: passes that count. Places without a pass get the step's median."""
         p, took, slices = trace.problem.passes, trace.computed(), trace.problem.slices
         kinds, kind = np.unique(p.kind[rows], return_inverse=True)
-        chunk = _chunks(trace.problem)[rows]
+        chunk = trace.problem.chunks[rows]
         sizes = len(kinds), trace.problem.ranks, int(chunk.max()) + 1, trace.problem.microbatches, slices
         factors = np.full((len(took), *sizes), np.nan)
         factors[:, kind, p.rank[rows], chunk, p.microbatch[rows], p.slice[rows]] = took[:, rows] / usual[rows]
@@ -69,7 +68,7 @@ class Measured:
         halves = {TABLE[kind].half: i for kind, i in reversed(number.items()) if TABLE[kind].half}
         of = {kind: number.get(kind, halves.get(TABLE[kind].half, -1)) for kind in problem.passes.kinds}
         kind = np.array([of[name] for name in problem.passes.kind_names], np.int64)
-        chunk, (chunks, _, slices) = _chunks(problem), self.factors.shape[3:]
+        chunk, (chunks, _, slices) = problem.chunks, self.factors.shape[3:]
         places = chunk * chunks // (int(chunk.max()) + 1), problem.passes.slice * slices // problem.slices
         return np.where(problem.in_microbatch, kind, -1), *places
 
@@ -91,13 +90,6 @@ class Measured:
     def fits(self, problem: Problem) -> bool:
         """Whether the problem has as many ranks and microbatches as the run."""
         return bool(self.factors.shape[2] == problem.ranks and self.factors.shape[4] == problem.microbatches)
-
-
-def _chunks(problem: Problem) -> Ints:
-    """The number of each pass's stage among the stages of its rank, shape (passes,)."""
-    there = np.zeros((problem.stages, problem.ranks), np.int64)
-    there[problem.passes.stage, problem.passes.rank] = 1
-    return np.asarray((there.cumsum(axis=0) - 1)[problem.passes.stage, problem.passes.rank])
 
 
 def _taken(random: np.random.Generator, wanted: int, count: int, shuffled: bool) -> Ints:

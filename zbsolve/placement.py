@@ -75,8 +75,7 @@ def mirror(ranks: int, pairs: int = 1) -> tuple[tuple[int, ...], ...]:
 
 
 def parse_routes(text: str, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """`mirror` (`mirror2`: two pairs), or one placement as `parse` reads it; placements joined by `/` are routes. Raises
-    BadInput."""
+    """`mirror` (`mirror2`: two pairs), or placements as `parse` reads them, joined by `/`. Raises BadInput."""
     if re.fullmatch(r"mirror\d*", text.strip()):
         return mirror(ranks, _count(text.strip()[6:], 1))
     return check_routes([parse(part, ranks) for part in text.split("/")], ranks)

@@ -30,8 +30,7 @@ NAME = re.compile(r"(\d+)([A-Z]+)(\d+)(?:\.(\d+))?")
 
 class MessageRoom(NamedTuple):
     """Sizes of messages and memory for them. sizes: bytes of a message from each stage but the last to the next. reserved:
-    bytes of each rank that are kept free for messages, in addition to its capacity. sides: for each side input the stage
-    that gives it, the first that takes it, and bytes."""
+    bytes of each rank kept free for them, beside its capacity. sides: giving stage, first taking stage, bytes of each."""
 
     sizes: tuple[int, ...]
     reserved: tuple[int, ...]
@@ -49,8 +48,7 @@ class MessageRoom(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A training step: passes, the edges between them, memory and objective. Problems with the same content are equal and
-    share a `digest`.
+    """A training step: passes, edges between them, memory and objective. Equal content makes equal problems and digests.
 
     passes, edges: columns; `Problem.of` takes single ones.
     capacity: bytes of each rank's device; None: unlimited.
@@ -176,8 +174,7 @@ class Problem:
     @cached_property
     def routes(self) -> tuple[tuple[int, ...], ...]:
         """The routes of microbatches: for each the rank of each stage. Microbatch i follows route i modulo their number.
-        Passes that help another rank (kinds `away`) do not count. Raises BadInput where a microbatch is on two ranks for one
-        stage, or does not visit all stages."""
+        Passes that help another rank (`away`) do not count. Raises BadInput where a stage of one is on two ranks or none."""
         p, rows = self.passes, np.flatnonzero(self.in_microbatch & ~self.passes.that(away=True))
         table = np.full((self.microbatches, self.stages), -1, np.int64)
         back = rows[::-1].copy()  # a copy, since numpy may reorder an assignment through a reversed view
@@ -193,6 +190,13 @@ class Problem:
         ranks = [tuple(row) for row in table.tolist()]
         period = next(n for n in range(1, len(ranks) + 1) if all(row == ranks[i % n] for i, row in enumerate(ranks)))
         return tuple(ranks[:period])
+
+    @cached_property
+    def chunks(self) -> Ints:
+        """The chunk of each pass: its stage counted among the stages of its rank, 0 for the lowest; shape (passes,)."""
+        there = np.zeros((self.stages, self.ranks), np.int64)
+        there[self.passes.stage, self.passes.rank] = 1
+        return np.asarray((there.cumsum(axis=0) - 1)[self.passes.stage, self.passes.rank])
 
     def has(self, feature: str) -> bool:
         """Whether `features` has this one."""
@@ -239,8 +243,7 @@ class Problem:
         return np.flatnonzero(chosen).astype(np.int64)
 
     def grid(self, *kinds: str) -> Ints:
-        """The row of each stage's and microbatch's pass of these kinds, shape (stages, microbatches); −1: none. Of several
-        slices it is the last one's."""
+        """Rows of stages' and microbatches' passes of these kinds (last slices), shape (stages, microbatches); −1: none."""
         rows, table = self.rows(*kinds), np.full((self.stages, self.microbatches), -1, np.int64)
         table[self.passes.stage[rows], self.passes.microbatch[rows]] = rows
         return table
@@ -343,9 +346,8 @@ class Problem:
 
     @cached_property
     def collective(self) -> Ints:
-        """The number of the collective that each pass is part of, from 0; −1: of none. Shape (passes,). The parts of one are
-        passes of the same kind, microbatch and slice, one on each rank. All ranks run their collectives in the same order,
-        and none ends before all ranks have begun it."""
+        """The number of each pass's collective, from 0; −1: none; shape (passes,). Its parts are of one kind, microbatch and
+        slice, one on each rank. All ranks run collectives in the same order; none ends before all ranks have begun it."""
         p, numbers = self.passes, np.full(len(self.passes), -1, np.int64)
         rows = np.flatnonzero(p.that(together=True))
         names = np.stack([p.kind[rows], p.microbatch[rows], p.slice[rows]])

@@ -226,8 +226,7 @@ def _check_edges(edges: Edges, passes: Passes, pools: int) -> None:
 
 
 def check_slowdowns(slowdowns: Sequence[Slowdown], times: float = 0.0) -> None:
-    """Raises BadInput for unknown kinds, a pair that occurs twice, and factors that are not from 1 to 1000. times: the sum
-    of all durations, µs."""
+    """Raises BadInput for unknown kinds, doubled pairs, and factors not from 1 to 1000. times: the sum of durations, µs."""
     seen = set[tuple[str, str]]()
     for slowdown in slowdowns:
         head, pair = f"slowdown of {slowdown.kind[:20]} beside {slowdown.beside[:20]}", (slowdown.kind, slowdown.beside)

@@ -93,8 +93,7 @@ Split = tuple[int, ...]  # layers of each stage
 
 
 class LayerRow(NamedTuple):
-    """So many equal layers in a row. times: µs of one layer's F, B and W, or F and BW. held: the least bytes that a layer
-    keeps from F to its backward."""
+    """Equal layers in a row. times: µs of one's F, B and W, or F and BW. held: least bytes it keeps until B or BW."""
 
     number: int
     times: tuple[float, ...]

@@ -158,8 +158,7 @@ class PlainStep:
         return tuple(ceil(sum(parts)) for parts in zip(*beside, schedule.timeline().peak_bytes, strict=True))
 
     def too_few_layers(self, profile: Any) -> str:
-        """Why the profile has too few layers for the stages, or "". If `zbsolve numbers` made the profile, the text says how
-        to make enough."""
+        """Why the profile has too few layers for the stages (and how `zbsolve numbers` makes enough), or ""."""
         stages = len(self.routes[0])
         if len(profile.layers) >= stages:
             return ""

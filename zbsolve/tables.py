@@ -90,8 +90,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Memory beside the ranks' devices, which ranks may share, such as the host memory of a node. capacity: bytes; None:
-    unlimited."""
+    """Memory beside devices, which ranks may share, such as a node's host memory. capacity: bytes; None: unlimited."""
 
     name: str
     capacity: int | None = None
@@ -104,8 +103,7 @@ def pass_name(kind: str, stage: int, microbatch: int, slice: int = 0) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Passes(Sequence[Pass]):
-    """A table of passes, one array a field, all of the same length. `kind` indexes KINDS, `streams` the sets of streams
-    `stream_sets`."""
+    """A table of passes, one array a field, of one length. `kind` indexes KINDS, `streams` the `stream_sets`."""
 
     kind: Ints
     stage: Ints
@@ -178,8 +176,7 @@ class Passes(Sequence[Pass]):
         return self is other or all(np.array_equal(getattr(self, name), getattr(other, name)) for name in IDENTITY)
 
     def find(self, kind: Ints, stage: Ints, microbatch: Ints) -> Ints | None:
-        """The rows of the passes with these kinds (indices into KINDS), stages and microbatches, and slice 0; shape (n,)
-        each. None if one of them does not exist."""
+        """Rows of passes of these kinds (indices), stages, microbatches, and slice 0, shape (n,); None: one is missing."""
         place, widths = self._places
         wanted = np.stack([kind, stage, microbatch])
         if len(place) == 0 or (wanted >= np.array(widths)[:, None]).any():
@@ -251,8 +248,7 @@ class Edges:
         sent: Ints | int = 0,
         pool: Ints | int = 0,
     ) -> Edges:
-        """Edges from rows `before` to rows `after`. The other columns have shape (edges,), or one value for all; `carries`
-        has words of CARGO."""
+        """Edges from rows `before` to `after`. Other columns: shape (edges,), or one value for all; `carries`: of CARGO."""
         none = np.zeros(len(before), np.int64)
         cargo = coded(carries, CARGO, "cargo", len(before))
         return cls(before, after, none + lag, none + bytes, cargo, none + sent, none + pool)

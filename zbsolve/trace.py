@@ -140,8 +140,7 @@ class Trace:
         return {stream: tuple(sorted(names, key=lambda name: start[index[name]])) for stream, names in order.items()}
 
     def replay_error(self) -> float:
-        """The mean relative difference of replayed to measured steps; above 0: replayed ones are longer. Of many steps it
-        takes about twelve."""
+        """Mean relative difference of (about twelve) replayed to measured steps; above 0: replayed ones are longer."""
         some = range(0, len(self.steps), 1 + len(self.steps) // REPLAYED)
         errors = [self.replayed(i).value / self.steps[i].value - 1 for i in some if self.steps[i].value]
         return float(np.mean(errors)) if errors else 0.0

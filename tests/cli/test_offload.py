@@ -135,7 +135,7 @@ WRONG: list[Any] = [
     (f"solve @p.json {SOLVE} --offload much", "offload 'much': none, full, half, or a fraction a stage"),
     ("solve @s.json --offload full", "its problem says what is offloaded: leave it out"),
     ("numbers --ranks 1 --F 1 --BW 1 host-bandwidth=0GB/s -o @x", "host: bandwidth 'd2h' is 0 bytes a µs"),
-    ("numbers --ranks 1 --F 1 --BW 1 host-bandwidth=-5GB/s -o @x", "host-bandwidth '-5GB/s': not a bandwidth"),
+    ("numbers --ranks 1 --F 1 --BW 1 host-bandwidth=-5GB/s -o @x", "a bandwidth may not be negative"),
     ("numbers --ranks 1 --F 1 --BW 1 host-memory=5GiB -o @x", "host-memory: host-bandwidth is needed too"),
     ("numbers --ranks 1 --F 1 --BW 1 host-bandwidth=1,2,3 -o @x", "one bandwidth, or two"),
     (

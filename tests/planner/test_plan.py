@@ -575,8 +575,9 @@ def test_a_wide_gap_is_said_beside_the_headline() -> None:
 
 
 def test_ctrl_c_writes_the_best_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    def pressing() -> Any:
-        return lambda line: signal.raise_signal(signal.SIGINT) if "layouts solved" in line else None
+    def pressing(line: str) -> None:
+        if "layouts solved" in line:
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("zbsolve.cli.tools.progress_line", pressing)
     path = tmp_path / "plan.json"

@@ -17,8 +17,7 @@ LEAST_NOISE = 0.10  # relative; times on an idle machine vary as much from day t
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One problem in both reports. now: None if it is missing. worse, better: names of what changed: value, bound, time,
-    missing."""
+    """One problem in both reports. now: None if missing. worse, better: what changed: value, bound, time, missing."""
 
     name: str
     base: Result

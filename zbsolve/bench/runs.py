@@ -29,8 +29,7 @@ Progress = Callable[[str, State], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a suite is solved: each problem `repeats` times, with method and seed as in `solve`, for `seconds` each or, if
-    given, with `effort` instead."""
+    """How a suite is solved: each problem `repeats` times, method and seed as in `solve`, for `seconds` or with `effort`."""
 
     seconds: float = 10.0
     effort: float | None = None

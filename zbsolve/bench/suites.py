@@ -88,15 +88,10 @@ def _published(
     )
 
 
-def _jitter(seed: int, base: float, stages: int, share: float = 0.2) -> list[int]:
-    """`base` µs a stage, up to `share` more or less."""
-    rng = random.Random(seed)
-    return [round(base * rng.uniform(1 - share, 1 + share)) for _ in range(stages)]
-
-
 def _uneven(seed: int, times: tuple[int, int, int], stages: int) -> tuple[list[int], ...]:
-    """F, B and W, with different times for each stage."""
-    return tuple(_jitter(seed + i, time, stages) for i, time in enumerate(times))
+    """F, B and W, up to a fifth more or less on each stage."""
+    columns = zip(times, map(random.Random, range(seed, seed + 3)), strict=True)
+    return tuple([round(time * rng.uniform(0.8, 1.2)) for _ in range(stages)] for time, rng in columns)
 
 
 def _vocabulary(times: tuple[int, int, int], stages: int) -> tuple[list[int], ...]:
@@ -169,9 +164,8 @@ def _odd(objective: str) -> dict[str, Problem]:
 
 
 def problems_of(what: Mapping[str, Mapping[str, Any]]) -> dict[str, Problem]:
-    """Name → problem, of suites by name, of files, and of all files in folders: problems, schedules (their problem), and
-    profiles. what: name or path → fields of the `Step` for profiles. Other files in folders are skipped. Raises BadInput,
-    Infeasible."""
+    """Name → problem, of suites by name, of files and of all in folders: problems, schedules (their problem) and profiles.
+    what: name or path → fields of the `Step` for profiles. Folders' other files are skipped. Raises BadInput, Infeasible."""
     problems: dict[str, Problem] = {}
     for source, step in what.items():
         if source in SUITES and not Path(source).exists():

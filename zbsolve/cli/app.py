@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pressed = interruption(error)
         if pressed is None:
             raise
-        progress_line()("")
+        progress_line("")
         print(f"zbsolve {options.name}: interrupted", file=sys.stderr)
         return 128 + (pressed.args[0] if pressed.args else signal.SIGINT)
 
@@ -176,8 +176,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports an error in one line, without the usage of all options. `-3ms` is a value, so that its option says what is
-    wrong with it."""
+    """Reports an error in one line, without the usage of all options. `-3ms` is a value, which its option refuses."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..util.errors import BadInput
 from ..util.files import document_kind
-from .step_options import OPTIONS, add_some_step_options, step_words
+from .step_options import OPTIONS, add_step_options, step_words
 from .tools import add_search_limits, add_workers, search_limits, searching, tell, workers_of
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _with_step(what: str) -> tuple[str, dict[str, Any]]:
     if not step or Path(what).exists():
         return what, {}
     words = argparse.ArgumentParser(prog=f"zbsolve bench {what}", add_help=False, allow_abbrev=False, exit_on_error=False)
-    add_some_step_options(words, *OPTIONS)
+    add_step_options(words, *OPTIONS)
     pairs = [pair.partition("=") for pair in re.split(r",(?=[a-z_-]+=)", step)]
     try:
         parsed, more = words.parse_known_args([f"--{name}={value}" for name, _, value in pairs])

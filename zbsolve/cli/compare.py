@@ -121,8 +121,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
 
 
 def _schedule(path: str, profile: Profile | None) -> Schedule:
-    """The schedule in a file, or the schedule that a run used, with a certificate; with the profile's times if one is given.
-    Raises BadInput if the order is not valid with these."""
+    """The schedule in a file or of a run, certified, with the profile's times if given. Raises BadInput if not valid."""
     from ..interchange.importing import import_schedule, read_order
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import load_unrolled

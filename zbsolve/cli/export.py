@@ -76,8 +76,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _by_rank(options: argparse.Namespace, asked: Options, path: str) -> Export | None:
-    """Export a schedule of repeated rounds rank by rank, without all its passes in memory. None if the file is another kind,
-    or the engine needs all passes at once."""
+    """Export repeated rounds rank by rank, to save memory. None for other files, and if the engine needs all passes."""
     from ..interchange.exports import export_long
     from ..interchange.order import Refused
     from ..long_steps.files import KIND, MAX_UNROLLED, load

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..show.sentences import certificate_lines, headline, value_line
-from .step_options import add_some_step_options
+from .step_options import add_step_options
 from .tools import print_json, profile_from
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="a grid of pass names, a row a rank; torch's CSV; node lists of Primus or ColossalAI in JSON; - for a pipe",
     )
     parser.add_argument("--profile", required=True, help="profile.json: the times and the memory of the schedule's passes")
-    add_some_step_options(parser, *STEP, "placement", placement=PLACED)
+    add_step_options(parser, *STEP, "placement", placement=PLACED)
     parser.add_argument("--json", action="store_true", help="the certificate, or what does not hold, as JSON")
     parser.add_argument("-o", "--output", help="schedule.json, or - for standard output; without: drawn in the terminal")
 

@@ -100,7 +100,7 @@ def command(options: argparse.Namespace) -> int:
     changed_cases(base, options.what_if)  # reports bad changes before the search
     over = parse_front(options.front) if options.front else None
     with tools.workers_of(options, "plan") as workers, tools.searching("plan", further=compiled) as (_, pressed):
-        limits |= {"progress": tools.progress_line(), "stop": pressed, "workers": workers}
+        limits |= {"progress": tools.progress_line, "stop": pressed, "workers": workers}
         best = plan(model, options.devices, options.batch, cluster, memory=options.memory, only=only, **limits)
         best, texts, fields = _further(best, options.what_if, over, limits)
 

@@ -149,7 +149,7 @@ def _measure(options: argparse.Namespace) -> int:
             if measured is None:
                 return 0
             profile = measured
-    progress_line()("")
+    progress_line("")
     total = {kind: sum(getattr(layer, kind) for layer in profile.layers) for kind in ("F", "B", "W", "BW")}
     link = {"latency": profile.link.latency, "bytes_per_us": profile.link.bytes_per_us}
     host = {} if profile.host is None else {"host_link": asdict(profile.host)}
@@ -186,10 +186,10 @@ def _measured(options: argparse.Namespace) -> Profile | None:
     traffic, processes = word_and_number(options.beside, TRAFFIC, "--beside")
     timeout, device = options.seconds + 600, _device(options)
     spread = joined(options.mesh, timeout, device) if options.mesh else None
+    how = {name: getattr(options, name) for name in ("seed", "seconds", "optimizer_states")} | {"device": str(device)}
     if spread is not None and spread.beside:
         if spread.measures:
-            how = {"seed": options.seed, "seconds": options.seconds, "optimizer_states": options.optimizer_states}
-            take_part(options.model, spread, device=str(device), **how)
+            take_part(options.model, spread, **how)
         return None
     if spread is not None and not spread.measures:
         survey(timeout, device, spread.mesh.group)
@@ -199,17 +199,14 @@ def _measured(options: argparse.Namespace) -> Profile | None:
     try:
         return measure(
             options.model,
-            seed=options.seed,
-            seconds=options.seconds,
             busy_processes=processes,
             traffic=traffic,
-            optimizer_states=options.optimizer_states,
-            device=str(device),
             split=options.split,
-            progress=progress_line(),
+            progress=progress_line,
             spread=spread,
             slices=options.slices,
             capture=options.capture,
+            **how,
         )
     except OutOfMemory as error:
         kept = ""
@@ -230,7 +227,7 @@ def _device(options: argparse.Namespace) -> torch.device:
     if kind == "cuda":
         take_environment(rank, -(-ranks // torch.cuda.device_count()) if options.share_gpus else 1)
         torch.cuda.set_device(device)
-    progress_line()(f"device: {described(device)}")
+    progress_line(f"device: {described(device)}")
     return device
 
 
@@ -262,8 +259,7 @@ def from_trace(options: argparse.Namespace) -> int:
 
 
 def _ranks_in_words(profile: Profile, told: bool) -> str:
-    """The profile's source, and the slow ranks. told: slow ranks are known; in a run without a base profile, long stages
-    cannot be told from slow ranks."""
+    """The profile's source, and slow ranks. told: these are known; without a base profile they may have long stages."""
     steps = f"{profile.source}: {len(profile.layers)} layers from {profile.facts['steps']} steps"
     if not told:
         return (

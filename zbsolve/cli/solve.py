@@ -24,7 +24,7 @@ from ..util.files import document_kind
 from ..util.text import counted
 from . import tools
 from .solve_many import repeated_step, solve_repeated
-from .step_options import AUTO, PROFILE_OR_SCHEDULE, add_step_options, step_from, step_or_problem
+from .step_options import AUTO, OPTIONS, add_step_options, step_from, step_or_problem
 
 if TYPE_CHECKING:
     from ..build.work import Work
@@ -42,7 +42,12 @@ PREFERENCES = ("time", "memory")
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    add_step_options(parser, file=PROFILE_OR_SCHEDULE, placement=AUTO)
+    parser.add_argument(
+        "profile",
+        help="profile.json; or a schedule.json or problem.json, whose problem is solved anew, so that only the search has "
+        "options; - for standard input",
+    )
+    add_step_options(parser, *OPTIONS, placement=AUTO)
     parser.add_argument(
         "--method",
         default="auto",
@@ -181,13 +186,16 @@ def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
     """Solve with each method, compare the schedules (with the file's own, if it has one), and write the best."""
+    from ..search.certify import proven
     from ..search.solver import check_options
     from ..show.schedule_comparison_text import save_comparison, schedules_as_text
 
     for method in methods:
         check_options(*tools.method_of(method), None)
     asked = step_or_problem(options, partition="balanced")
-    named, absent = _held(options.profile), list[tuple[str, str]]()
+    named, absent = list[tuple[str, Schedule]](), list[tuple[str, str]]()
+    if document_kind(options.profile) == "schedule":
+        named.append((options.profile, proven(Schedule.load(options.profile))))
     with tools.workers_of(options, "solve", threads=2) as workers, tools.searching("solve") as (search, pressed):
         limits = {**tools.search_limits(options), "progress": search.show, "stop": pressed, "workers": workers}
         for method in methods:
@@ -201,13 +209,6 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
     saves = [partial(drawn if path.endswith(tools.PICTURES) else best, path) for path in options.output]
     tools.tell(options, result.to_json, lambda: schedules_as_text(result), *saves)
     return 0
-
-
-def _held(path: str) -> list[tuple[str, Schedule]]:
-    """[(path, schedule)] if the file holds a schedule, otherwise []."""
-    from ..search.certify import proven
-
-    return [(path, proven(Schedule.load(path)))] if document_kind(path) == "schedule" else []
 
 
 def _solved(asked: Given, method: str, limits: dict[str, Any], path: str) -> Schedule:

@@ -53,10 +53,13 @@ def solve_repeated(options: argparse.Namespace, step: Problem, microbatches: int
     from ..search.many import solve_many
     from ..show.solved_text import repeated_as_text
 
-    show, began = progress_line(), time.monotonic()
-    limits = search_limits(options)
-    long = solve_many(step, microbatches, **limits, progress=lambda line: show(f"{time.monotonic() - began:.0f} s: {line}"))
-    show("")
+    began, limits = time.monotonic(), search_limits(options)
+
+    def show(line: str) -> None:
+        progress_line(f"{time.monotonic() - began:.0f} s: {line}")
+
+    long = solve_many(step, microbatches, **limits, progress=show)
+    progress_line("")
     note = f"{times_note(step.source)}\n".lstrip("\n")
     saves = [partial(save_found, long, path) for path in options.output]
     body = as_json(long) | {"source": step.source} | placed(step)

@@ -1,4 +1,4 @@
-"""The options of a step, and the file argument that they go with: adding them to a command, and reading them."""
+"""The options of a step: adding them to a command, and reading them."""
 
 from __future__ import annotations
 
@@ -32,24 +32,10 @@ def _declared(field: Field) -> dict[str, Any]:
 
 FIELDS = {field.name: field for field in STEP_FIELDS}
 OPTIONS: dict[str, dict[str, Any]] = {name: _declared(field) for name, field in FIELDS.items()}
-PROFILE = {"help": "profile.json, or - for standard input"}
-PROFILE_OR_SCHEDULE = {
-    "help": "profile.json; or a schedule.json or problem.json, whose problem is solved anew, so that only the search has "
-    "options; - for standard input"
-}
 
 
-def add_step_options(
-    parser: argparse.ArgumentParser, *names: str, file: dict[str, Any] = PROFILE, **changed: dict[str, Any]
-) -> None:
-    """Add the file argument and the options of a step. names: which options; none: all. changed: option → arguments of
-    `add_argument` that differ in this command."""
-    parser.add_argument("profile", **file)
-    add_some_step_options(parser, *(names or OPTIONS), **changed)
-
-
-def add_some_step_options(parser: argparse.ArgumentParser, *names: str, **changed: dict[str, Any]) -> None:
-    """Add these options of a step. changed: see `add_step_options`."""
+def add_step_options(parser: argparse.ArgumentParser, *names: str, **changed: dict[str, Any]) -> None:
+    """Add these options of a step. changed: option → arguments of `add_argument` that differ in this command."""
     for name in names:
         parser.add_argument(FIELDS[name].option, **{**OPTIONS[name], **changed.get(name, {})})
 

@@ -144,8 +144,7 @@ def method_of(text: str) -> tuple[str, str]:
 
 
 def run_of(schedule: Schedule, path: str) -> Trace:
-    """The run of a schedule, from a trace of zbsolve or of another engine; the latter lacks the schedule's predicted times.
-    Raises BadInput."""
+    """The run of a schedule, from a trace of zbsolve, or of another engine, which lacks predicted times. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..trace import Trace
 
@@ -154,8 +153,7 @@ def run_of(schedule: Schedule, path: str) -> Trace:
 
 
 def profile_from(path: str, command: str, body: Any = None) -> Profile:
-    """The profile in a file. body: the file's content, if it was read already. Doubts about its numbers are printed to
-    standard error. Raises BadInput."""
+    """The profile in a file; prints doubts about it to standard error. body: its content, if known. Raises BadInput."""
     from ..profile.doubtful import doubts
     from ..profile.profile import Profile
 
@@ -192,15 +190,11 @@ def need_torch() -> None:
         raise BadInput("torch is missing, and profile and run need it: pip install torch (2.5 or newer)")
 
 
-def progress_line() -> Callable[[str], None]:
-    """A function that overwrites one line on standard error, if that is a terminal. An empty text clears the line."""
-
-    def show(text: str) -> None:
-        if sys.stderr.isatty():
-            width = shutil.get_terminal_size((100, 24)).columns - 1  # a wrapped line could not be overwritten
-            print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
-
-    return show
+def progress_line(text: str) -> None:
+    """Overwrite one line on standard error, if that is a terminal. An empty text clears the line."""
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size((100, 24)).columns - 1  # a wrapped line could not be overwritten
+        print(f"\r\x1b[K{text[:width]}", end="", file=sys.stderr, flush=True)
 
 
 LEAST_SECONDS = 0.01  # of a search, if building the problem took the whole limit
@@ -209,9 +203,8 @@ LEAST_FOR_PROCESSES = 10.0  # seconds, or effort: shorter searches start no proc
 
 @dataclass
 class Search:
-    """The progress of a search in the terminal. `show(where, state)` writes the line, at most ten times a second. While
-    `ticking`, the line is also written every second, so that the elapsed time continues. came: signals that were received;
-    they end the search early."""
+    """The progress of a search in the terminal. `show(where, state)` writes the line, at most ten times a second. `ticking`
+    also writes it every second, so that the elapsed time continues. came: received signals, which end the search early."""
 
     began: float
     came: list[int] = field(default_factory=list)
@@ -237,7 +230,7 @@ class Search:
             from ..show.solved_text import state_as_text
 
             where, state = self.last
-            progress_line()(f"{where}{': ' if where else ''}{state_as_text(state, time.monotonic() - self.began)}")
+            progress_line(f"{where}{': ' if where else ''}{state_as_text(state, time.monotonic() - self.began)}")
 
     @contextmanager
     def ticking(self) -> Iterator[None]:
@@ -257,7 +250,7 @@ class Search:
             ended.set()
             if thread.ident is not None:
                 thread.join()
-            progress_line()("")
+            progress_line("")
 
 
 def compiling(name: str) -> AbstractContextManager[None]:
@@ -319,8 +312,7 @@ def interrupts(signals: Sequence[signal.Signals], came: list[int]) -> Iterator[N
 
 
 def word_and_number(text: str, word: str, option: str) -> tuple[bool, int]:
-    """Read an option that takes a word, a number, or both separated by a comma. Returns whether the word was given, and the
-    number (0: none). Raises BadInput."""
+    """Whether an option's text has `word`, and its number (0: none); a comma is between them. Raises BadInput."""
     words = text.split(",") if text else []
     numbers = [name for name in words if name != word]
     if len(words) > len(set(words)) or len(numbers) > 1 or not all(map(str.isdecimal, numbers)):

@@ -103,8 +103,7 @@ def _bars(answer: Answer) -> list[dict[str, str]]:
 
 
 def table_part(rows: Sequence[Row]) -> str:
-    """The comparison as a table; the first row is what the page shows. Systems that have no answer in a placement for the
-    same reason share a row."""
+    """The comparison as a table, first what the page shows. Systems without an answer for the same reason share a row."""
     own, lines = rows[0].answer, dict[object, dict[str, Any]]()
     for place, row in enumerate(rows):
         shared = place if row.answer or not place else (own_placement(row.state), row.why)

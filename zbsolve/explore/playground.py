@@ -1,5 +1,4 @@
-"""Answers of the playground: from a state to its schedule with value and bound. A running page remembers its profile and
-answers by state, and runs at most one longer search at a time."""
+"""Answers of the playground, from a state to its schedule, value and bound, kept by state. One longer search at a time."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ def _searched_by(problem: Problem) -> str:
 
 
 def searched_on(start: Answer, seconds: float, progress: Callable[[Search], None]) -> Answer:
-    """The answer after a further search of `seconds` from `start`; it is never worse. progress: called with the
-    search's state whenever value or bound improves."""
+    """The answer, never worse, after a search of `seconds` from `start`. progress: called with each better state."""
     problem = start.schedule.problem
     more = solve(problem, seconds=seconds, hint=start.schedule, progress=progress)
     return replace(start, schedule=better(start.schedule, more), options=f"--seconds {seconds:g}")
@@ -111,8 +109,7 @@ def searched_on(start: Answer, seconds: float, progress: Callable[[Search], None
 
 def compared(state: State, answered: Callable[[State], Answer]) -> Iterator[tuple[Row, ...]]:
     """Yields all rows so far, after each new one. The state's own row is first; then searches on the usual placements and
-    all named systems, the shortest first, and those that do not fit or are not defined last. answered: state → its answer,
-    which may be cached."""
+    all named systems, the shortest first, those that do not fit or are not defined last. answered: state → its answer."""
     began, rows = time.monotonic(), dict[State, Row]()
     for wanted in _others(state):
         late, placed = time.monotonic() - began > COMPARE_SECONDS, wanted
@@ -208,8 +205,7 @@ class Playground:
             self._longer.release()
 
     def warm(self, state: State) -> None:
-        """Start to answer and compare a state in a thread, so that kernels and tables are loaded before the first request.
-        Returns at once."""
+        """Answer and compare a state in a thread, so that kernels and tables are loaded before the first request."""
 
         def answer_all() -> None:
             for _ in self.compared(state):

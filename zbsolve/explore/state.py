@@ -77,8 +77,7 @@ def _stages(state: State) -> int:
 
 
 def _numbers(state: State) -> dict[str, str]:
-    """Options of `zbsolve numbers` → one value, or one for each stage. The model has as many equal parts as there are ranks,
-    and stages divide it."""
+    """Options of `zbsolve numbers` → one value, or one a stage. Stages divide a model of as many equal parts as ranks."""
     stages = _stages(state)
     share = state.ranks / stages
     slow = [stage * state.ranks // stages + 1 == state.slow_part for stage in range(stages)]

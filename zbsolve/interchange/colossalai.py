@@ -32,8 +32,7 @@ scheduler_nodes = [[ScheduledNode(*node) for node in rank] for rank in NODES]
 
 
 def write(schedule: Schedule, options: Options) -> Export:
-    """The nodes as JSON (a list of objects a rank) or as a Python module with `scheduler_nodes`. Raises Refused, BadInput,
-    Deadlock."""
+    """The nodes as JSON (a list of objects a rank) or as a Python module. Raises Refused, BadInput, Deadlock."""
     order = order_for(schedule, TARGET)
     rows = nodes(order)
     ranks, count = len(rows), len(order.microbatches)

@@ -75,7 +75,8 @@ def write(schedule: Schedule, options: Options) -> Export:
     """A Python module that puts the schedule in DeepSpeed's place. Raises Refused, BadInput, Deadlock."""
     order = order_for(schedule, TARGET)
     events = blocking(order)
-    rows, buffers = lowered(order, events)
+    rows = tuple(tuple(_with_buffers(row, rank in (0, len(events) - 1))) for rank, row in enumerate(events))
+    buffers = tuple(1 + max(buffer for _, buffer in row) for row in rows)
     layers = schedule.problem.layers
     parts = (0, *accumulate(layers)) if layers else None
     ranks, count = len(rows), len(order.microbatches)
@@ -93,15 +94,8 @@ def write(schedule: Schedule, options: Options) -> Export:
     return Export(python_file(title, data, CODE), notes, facts, [[list(cell) for cell in row] for row in rows])
 
 
-def lowered(order: Order, events: Rows) -> tuple[tuple[tuple[Instruction, ...], ...], tuple[int, ...]]:
-    """Each stage's instructions, and how many buffers it needs."""
-    rows = tuple(tuple(_with_buffers(row, rank in (0, len(events) - 1))) for rank, row in enumerate(events))
-    return rows, tuple(1 + max(buffer for _, buffer in row) for row in rows)
-
-
 def _with_buffers(row: list[Event], loads: bool) -> Iterator[Instruction]:
-    """The row's instructions. A microbatch gets the first free buffer, and has it until its last event. loads: load a batch
-    before each forward."""
+    """The row's instructions. A microbatch has the first free buffer until its last event. loads: a batch before each F."""
     last = {event.cell.microbatch: i for i, event in enumerate(row)}
     held: dict[int, int] = {}
     for i, event in enumerate(row):

@@ -58,8 +58,7 @@ class Export:
 
 @dataclass(frozen=True)
 class LongExport:
-    """The file of a repeated schedule. made: the export without its text. lines: the text, a line for each rank, generated
-    while it is read."""
+    """The file of a repeated schedule. made: the export without its text. lines: its text, a line a rank, made when read."""
 
     made: Export
     lines: Iterator[str]

@@ -132,8 +132,7 @@ class ForeignOrder:
 
 
 def python_file(title: str, data: Mapping[str, Sequence[Any] | int | str], code: str) -> str:
-    """A module: `title` as its docstring, each name of `data` as a literal (a tuple of tuples with a row a line), then
-    `code`."""
+    """A module: `title` as its docstring, each name of `data` as a `literal`, then `code`."""
     parts = [f'"""{title}\n\nWritten by zbsolve {__version__}."""\n']
     parts += [f"{name} = {literal(value)}\n" for name, value in data.items()]
     return "\n".join(["".join(parts[:1]), "".join(parts[1:]), code.strip("\n") + "\n"])

@@ -1,5 +1,4 @@
-"""Galvatron: the layout of a plan as its strategy file (`core/runtime/hybrid_parallel_config.py`, `utils/config_utils.py`,
-2.4.1).
+"""Galvatron 2.4.1: a plan's layout as its strategy file (`core/runtime/hybrid_parallel_config.py`, `utils/config_utils.py`).
 
 The file lists the settings of each transformer layer. The embedding is on the first layer's rank, the head on the last
 layer's, and the pipeline runs 1F1B.

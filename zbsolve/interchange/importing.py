@@ -127,8 +127,7 @@ NODES = {"func_type": primus.read, "minibatch": colossalai.read}  # a field that
 
 @dataclass(frozen=True)
 class Imported:
-    """A file's order with a profile's times. violations: of the schedule's rules; (): the schedule is valid. memory: all
-    bytes of each rank; None: no limit."""
+    """A file's order with a profile's times. violations: of rules; (): valid. memory: bytes of each rank; None: no limit."""
 
     order: ForeignOrder
     schedule: Schedule
@@ -204,8 +203,7 @@ def import_schedule(order: ForeignOrder, profile: Profile, **step: Any) -> Impor
 
 
 def problem_of(order: ForeignOrder, profile: Profile, **step: Any) -> Problem:
-    """The problem of an order. If the order has BW for some passes, and B and W for others, so has the problem. Raises
-    BadInput, Infeasible."""
+    """The problem of an order, with BW where the order has it, and B and W elsewhere. Raises BadInput, Infeasible."""
     if order.factors and not profile.microbatch_factors:
         profile = replace(profile, microbatch_factors=order.factors)
     again = {cell.stage for cell in order.cells() if cell.kind == "X"}

@@ -91,8 +91,7 @@ def layout_arguments(plan: Choice) -> dict[str, int | str | bool]:
 
 
 def layout_of(letters: str, layers: Sequence[int], ranks: int) -> str:
-    """The string for --pipeline-model-parallel-layout: stages with | between them. Raises BadInput for a layout that
-    Megatron refuses."""
+    """Stages with | between them, for --pipeline-model-parallel-layout. Raises BadInput for what Megatron refuses."""
     stages = stage_letters(letters, layers)
     predicting = [stage for stage, text in enumerate(stages) if "m" in text]
     if len(predicting) > 1 or any(stage < len(stages) - ranks or stage % ranks == 0 < ranks - 1 for stage in predicting):

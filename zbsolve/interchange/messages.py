@@ -32,8 +32,7 @@ class Message(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An event of a rank. word: "run" a pass, "send" or "receive" a message. start, end: µs. turn: a message's index in the
-    sequence of all messages."""
+    """An event of a rank. word: "run", or "send" or "receive" a message. start, end: µs. turn: a message's number."""
 
     word: str
     cell: Cell

@@ -18,9 +18,8 @@ from ..build.untrained import untrained_stages, with_backward
 from ..kinds import SHARDING, TABLE
 from ..placement import describe
 from ..planner.engines import ANY, Target
-from ..problem import Problem, pass_name
+from ..problem import Ints, Problem, pass_name
 from ..schedule import Schedule
-from ..tables import Ints
 from ..timeline import Precedence, longest_path
 from ..util.errors import BadInput
 from ..verifier import verify
@@ -47,8 +46,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """A schedule for one engine. rows: each rank's passes in order. placement: stage → rank. microbatches: the engine's
-    microbatch i is the schedule's `microbatches[i]`."""
+    """A schedule for one engine. rows: of each rank. placement: stage → rank. microbatches: the engine's number → ours."""
 
     schedule: Schedule
     rows: tuple[tuple[Cell, ...], ...]
@@ -105,9 +103,8 @@ def spans_of(schedule: Schedule) -> Spans:
 
 
 def order_for(schedule: Schedule, target: Target) -> Order:
-    """The order of `schedule` for `target`, without passes of a data-parallel group: engines run these by themselves. Raises
-    BadInput for an invalid schedule; Refused, naming the pass or edge, for what the target cannot express; Deadlock if its
-    ranks would wait forever."""
+    """The order of `schedule` for `target`, without passes of a data-parallel group. Raises BadInput if it is not valid;
+    Refused, naming the pass or edge, for what the target cannot express; Deadlock if its ranks would wait forever."""
     violations = verify(schedule.problem, schedule)
     if violations:
         raise BadInput(f"schedule: {violations[0]}")
@@ -125,8 +122,7 @@ def order_for(schedule: Schedule, target: Target) -> Order:
 
 
 def group_passes(problem: Problem) -> Ints:
-    """Rows of passes in which a data-parallel group communicates: gathers and reductions of sharded parameters, and passes C
-    of stages on one rank, which are sums over replicas."""
+    """Rows of a data-parallel group's passes: gathers, reductions, and passes C of stages on one rank, over replicas."""
     homes = np.array([len(ranks) for ranks in problem.stage_ranks])
     sums = problem.passes.are("C") & (homes[problem.passes.stage] == 1)
     return np.flatnonzero(sums | problem.passes.that(feature=SHARDING))
@@ -226,8 +222,7 @@ def _rows(schedule: Schedule) -> list[list[Cell]]:
 
 
 def _complete(rows: Sequence[Sequence[Cell]], placement: tuple[int, ...], target: Target) -> tuple[int, ...]:
-    """The microbatches in the order of the forwards that number them. Raises Refused where a microbatch lacks a pass on some
-    stage."""
+    """Microbatches in the order of the forwards that number them. Raises Refused where a stage lacks a pass of one."""
     last = len(placement) - 1
     numbering = last if target.numbered_by else 0
     order = tuple(m for stage, kind, m in rows[placement[numbering]] if (stage, kind) == (numbering, "F"))
@@ -259,8 +254,7 @@ def _check_rows(rows: Sequence[Sequence[Cell]], number: dict[int, int], target: 
 
 
 def needs(cell: Cell, backward: dict[tuple[int, int], str], last: int) -> list[Cell]:
-    """The passes that an engine waits for before `cell`. backward: (stage, microbatch) → "B" or "BW"; last: the last
-    stage."""
+    """The passes that must run before `cell`. backward: (stage, microbatch) → "B" or "BW". last: the last stage."""
     stage, kind, m = cell
     if kind == "F":
         return [Cell(stage - 1, "F", m)] if stage else []

@@ -56,8 +56,7 @@ pp_algorithm_map[ALGORITHM] = ZbsolveSchedule
 
 
 def write(schedule: Schedule, options: Options) -> Export:
-    """The nodes as JSON (a list of objects for each rank), or as a Python module that replaces one of Primus's algorithms.
-    Raises Refused, BadInput, Deadlock."""
+    """The nodes as JSON, or a Python module that replaces an algorithm of Primus. Raises Refused, BadInput, Deadlock."""
     order = order_for(schedule, TARGET)
     rows, place = nodes(order), TARGET.place(order.placement) or ""
     algorithm = (SPLIT_STANDS_FOR if order.split else STANDS_FOR)[place]
@@ -96,8 +95,7 @@ class NodeForm(msgspec.Struct):
 
 
 def read(body: Any, where: str, placement: str | None = None) -> ForeignOrder:
-    """The order in node lists, one for each rank. The stages of chunks follow from the nodes that send activations, or from
-    `placement`. Raises BadInput, also if they follow from neither."""
+    """The order in node lists, a rank each. Chunks' stages follow from sent activations or `placement`. Raises BadInput."""
     rows = checked(body, list[list[NodeForm]], where)
     cells = [[Node(node.func_type.removeprefix("FuncType."), node.chunk, node.mini_batch) for node in row] for row in rows]
     stage_of = _sent_to(rows, where) if placement is None else stages_of(placement, len(rows), where)

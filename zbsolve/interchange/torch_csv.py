@@ -122,8 +122,7 @@ def described(made: TorchOrder, options: Options) -> Export:
 
 
 def _overtaken(order: Order) -> tuple[str, ...]:
-    """A line for each pair of ranks (sender, receiver) whose messages are not used in the order in which they are sent. It
-    names passes with the schedule's numbers of microbatches."""
+    """A line a pair of ranks whose messages are not used in the order in which they are sent, in the schedule's numbers."""
     sent: dict[tuple[int, int], list[Cell]] = {}
     used: dict[tuple[int, int], list[Cell]] = {}
     placement, backward = order.placement, backwards(order.rows)
@@ -150,8 +149,7 @@ Links = dict[tuple[int, int], dict[int, int]]  # (source, destination) → lane 
 def write_long(
     long: RepeatedSchedule, target: Target, options: Options, described: Callable[[TorchOrder, Options], Export]
 ) -> LongExport:
-    """The CSV of a repeated schedule, generated line by line. described: makes the target's notes and facts. Raises as
-    `torch_order`."""
+    """The CSV of a repeated schedule, line by line. described: makes its notes and facts. Raises as `torch_order`."""
     if wrong := violations(long):
         raise BadInput(f"schedule: {wrong[0]}")
     first = order_for(long.first(), target)

@@ -1,6 +1,5 @@
 """torchtitan: the CSV that torch's runtime reads, and flags for the order, the partition and a plan's layout
-(`distributed/pipeline_parallel.py`, `config/configs.py` of 0.3.0 and of main in August 2026). Pure: nothing here imports
-torch."""
+(`distributed/pipeline_parallel.py`, `config/configs.py` of 0.3.0 and of main in August 2026). Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class Titan:
 
 
 def write(schedule: Schedule, options: Options) -> Export:
-    """The CSV of a schedule, and torchtitan's flags for it (with a plan, for its whole layout). Raises as `torch_order` and
-    `titan_for`."""
+    """The CSV of a schedule, and torchtitan's flags for it or its plan. Raises as `torch_order` and `titan_for`."""
     if options.plan is not None and (reason := TARGET.lacks(options.plan.best.layout)):
         raise Refused(reason)
     made = torch_order(schedule, defer_recv=options.defer_recv, engine=TARGET)
@@ -130,8 +128,7 @@ def layout_flags(plan: Choice) -> str:
 
 
 def modules_of(problem: Problem, layers: str | None) -> tuple[tuple[tuple[str, ...], ...] | None, str]:
-    """The modules of each stage, by torchtitan's names; or None and why they are not known. Raises BadInput if `layers` does
-    not match the schedule's stages."""
+    """torchtitan's names of each stage's modules; or None and why. Raises BadInput if `layers` does not fit the stages."""
     if layers is None:
         if not problem.layers:
             return None, "the schedule does not say how many layers its stages have"

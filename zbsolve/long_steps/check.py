@@ -119,7 +119,8 @@ def _judged(long: RepeatedSchedule) -> tuple[tuple[Violation, ...], Ints]:
     start = earliest_starts(long.one, long.few, long.order)
     if start.min() < 0:
         stuck = np.argwhere(start < 0)[0]
-        return (Violation("deadlock", (_name(long, *stuck),), f"{_name(long, *stuck)} waits for itself"),), start
+        name = long.name_of(*stuck.tolist())
+        return (Violation("deadlock", (name,), f"{name} waits for itself"),), start
     return (*_memory(long), *_rounds(long, start), *_certificate(long, start)), start
 
 
@@ -175,13 +176,13 @@ def _rounds(long: RepeatedSchedule, start: Ints) -> Iterator[Violation]:
             yield Violation("round", (), f"rank {rank} does not begin its rounds where the file says")
         elif (middle[width:] != middle[:-width]).any():
             at = first + width + int(np.flatnonzero(middle[width:] != middle[:-width])[0])
-            name = _name(long, int(own[at]), int(counted(own)[at]))
+            name = long.name_of(int(own[at]), int(counted(own)[at]))
             yield Violation("round", (name,), f"rank {rank} runs {name} in another order than in the round before")
     for lane, begin in enumerate(round.begin.tolist()):
         row = start[lane, begin : begin + round.copies * round.every]
         late = np.flatnonzero(row[round.every :] - row[: -round.every] != round.period)
         if len(late):
-            name = _name(long, lane, begin + round.every + int(late[0]))
+            name = long.name_of(lane, begin + round.every + int(late[0]))
             yield Violation("round", (name,), f"{name} does not start {round.period} µs after its like of the round before")
             return
     if not enough_copies(long.one, round):
@@ -202,10 +203,6 @@ def _certificate(long: RepeatedSchedule, start: Ints) -> Iterator[Violation]:
         yield Violation("certificate", (), f"it states {certificate.value} µs, but the order takes {value} µs")
     if certificate.bound > value:
         yield Violation("certificate", (), f"its bound {certificate.bound} µs is above the value {value} µs")
-
-
-def _name(long: RepeatedSchedule, lane: int, microbatch: int) -> str:
-    return long.name_of(int(lane), int(microbatch))
 
 
 # --- What one rank needs of a schedule that holds ---

@@ -73,8 +73,7 @@ def load(path: str | os.PathLike[str]) -> RepeatedSchedule:
 
 
 def read(path: str | os.PathLike[str]) -> Schedule | tuple[RepeatedSchedule, Orders]:
-    """Read a schedule file, the schedule of a plan, or a repeated schedule. The last comes without its orders, and these
-    apart, since they take the most memory. Raises BadInput."""
+    """Read a schedule, that of a plan, or a repeated one, with its orders apart: they take most memory. Raises BadInput."""
     kind, body = read_one_of(path, ("schedule", "plan", KIND))
     if kind == KIND:
         return _from_json(body, str(path))

@@ -32,10 +32,9 @@ class RepeatedSchedule:
     """A schedule of very many equal microbatches.
 
     one: the step of one microbatch, whose passes are the lanes of the whole step. microbatches: of the whole step. few:
-    microbatches of the short order. order: the short order, for each rank its lanes as it runs them, shape (few · lanes of
-    the rank,); the k-th occurrence of a lane is its microbatch k. round: the part of it that repeats; further copies of it
-    are inserted until all microbatches are there. certificate: of the whole step, with the digest of `one`. Nothing is
-    checked here; `long_steps.check` does that."""
+    microbatches of the short order. order: for each rank its lanes in short order, shape (few · lanes of the rank,); the
+    k-th occurrence of a lane is its microbatch k. round: the part that repeats; further copies are inserted until all
+    microbatches are there. certificate: of the whole step, with the digest of `one`. `long_steps.check` checks it."""
 
     one: Problem
     microbatches: int

@@ -1,5 +1,4 @@
-"""Pictures, pages and tables of schedules, runs, frontiers, profiles, partitions and systems; nothing here is needed to
-solve, verify or run."""
+"""Pictures, pages and tables of schedules, runs, frontiers, profiles, partitions and systems; no solver needs them."""
 
 from typing import TYPE_CHECKING
 

@@ -42,12 +42,6 @@ class Parts:
         """The step time, µs."""
         return sum(self.passes.values()) + self.waiting + self.launch + self.before + self.after
 
-    def minus(self, other: Parts) -> Parts:
-        """Part by part; its total is the difference of the totals."""
-        passes = {kind: self.passes.get(kind, 0) - other.passes.get(kind, 0) for kind in {**self.passes, **other.passes}}
-        idle = (getattr(self, name) - getattr(other, name) for name in ("waiting", "launch", "before", "after"))
-        return Parts(passes, *idle)
-
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
@@ -59,8 +53,12 @@ class RankParts:
 
     @property
     def difference(self) -> Parts:
-        """Measured − predicted."""
-        return self.measured.minus(self.predicted)
+        """Measured − predicted, part by part; its total is the difference of the totals."""
+        ran, plan = self.measured, self.predicted
+        passes = {kind: ran.passes.get(kind, 0) - plan.passes.get(kind, 0) for kind in {**ran.passes, **plan.passes}}
+        return Parts(
+            passes, *(getattr(ran, name) - getattr(plan, name) for name in ("waiting", "launch", "before", "after"))
+        )
 
 
 @dataclass(frozen=True, slots=True)

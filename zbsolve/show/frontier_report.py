@@ -48,8 +48,7 @@ def report_of(frontier: Frontier | Curves) -> Report:
 
 
 def save_frontier(frontier: Frontier | Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
-    """Write frontiers as `.json`, `.html`, or in this style as `.svg`, `.pdf` or `.png`; `-` is JSON on standard output.
-    Raises BadInput otherwise."""
+    """Write frontiers as `.json`, `.html`, or in this style as a picture; `-`: JSON on standard output. Raises BadInput."""
     check_frontier_path(path)
     if str(path).endswith(PICTURES):
         save_drawing(report_of(frontier).drawing(style), path)

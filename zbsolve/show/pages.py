@@ -22,8 +22,7 @@ STEPS, WIDE_STEPS, VALUES = "i4", "f8", "values"
 
 
 def render(template: str, **values: Any) -> str:
-    """The page that `templates/<template>` makes of these values. All texts are escaped, except SVG documents that
-    `picture` has marked."""
+    """The page that `templates/<template>` makes of these values. It escapes all texts but what `picture` has marked."""
     return _environment().get_template(template).render(**values) + "\n"
 
 

@@ -78,8 +78,7 @@ def steps_and_bounds(rows: Sequence[tuple[float, float]]) -> list[tuple[str, str
 
 
 def _behind(best: Candidate, cluster: Cluster) -> str:
-    """The exposed time of the exchange of gradients and parameters, its total time, and the contention assumed for it;
-    then the other time after the last compute pass."""
+    """The exchange's exposed and total time, with its contention; then the other time after the last compute pass."""
     problem = best.schedule.problem
     rows = problem.rows("C", "RS")
     if not len(rows):
@@ -243,8 +242,7 @@ def _solved_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
 
 
 def _rule_rows(space: SolvedSpace) -> list[tuple[str, ...]]:
-    """A header and a row for each rule: the number of layouts whose bound it decides, and how far these bounds are above
-    the best step."""
+    """A header and a row a rule: how many layouts' bounds it decides, and how far these are above the best step."""
     above = space.bounds.step / space.value - 1
     rows: list[tuple[str, ...]] = [("what decides the bound", "layouts", "bound above the best step: least", "median")]
     for number, rule in enumerate(RULES):

@@ -84,8 +84,7 @@ def meaning(profile: Profile, ranks: int, microbatches: int) -> list[str]:
 
 
 def rank_work(profile: Profile, ranks: int) -> dict[str, list[float]]:
-    """Placement → µs that each rank works for one microbatch if each layer is a stage, for the placements with as many
-    stages as layers."""
+    """Placement (with a stage a layer) → µs that each rank works for one microbatch."""
     chunks, work = len(profile.layers) // ranks, dict[str, list[float]]()
     for placement in {1: ("single",), 2: ("loop", "vee")}.get(chunks, (f"loop{chunks}",)):
         costs = Step(ranks, 1, placement, partition=(1,) * len(profile.layers)).costs(profile)

@@ -104,8 +104,7 @@ def _error(profile: Profile, layer: Layer, kind: str) -> float | None:
 
 
 class Bar(NamedTuple):
-    """A bar in a row of the picture. what: its name. said: its number as text. left, width: its begin and length relative to
-    the row. unsure: the number's error is large (see UNSURE)."""
+    """A bar in a row. what: its name. said: its number. left, width: relative to the row. unsure: its error (see UNSURE)."""
 
     what: str
     colour: str
@@ -226,8 +225,7 @@ def pair_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
 
 
 def copy_rows(profile: Profile, units: Units) -> list[tuple[str, ...]]:
-    """A header and a row for each measured size of host↔device copies: times to the device and to the host, with idle and
-    with busy compute."""
+    """A header and a row a measured size of copies: times to device and to host, each with idle and with busy compute."""
     rows: list[tuple[str, ...]] = [
         ("copy", f"to device {units.time}", "beside compute", f"to host {units.time}", "beside compute")
     ]

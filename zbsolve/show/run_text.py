@@ -98,8 +98,7 @@ def _spread(passes: dict[str, Any] | None) -> str:
 
 
 def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
-    """The report of a run: what ran (format, ranks, placement, steps), what was left out, the times of stages, the effect of
-    messages and of microbatches' lengths, and stalls."""
+    """The report of a run: what ran, what was left out, times of stages, effects of messages and lengths, and stalls."""
     problem, facts = trace.problem, trace.facts
     routes = problem.model_routes
     placement = describe(routes[0]) if len(routes) == 1 else "several routes"

@@ -86,9 +86,8 @@ class ComparedSchedule:
 
 @dataclass(frozen=True)
 class ScheduleComparison:
-    """Schedules of the same work, in the order in which they were given; the others are compared with the first. absent:
-    (name, why) of those that are impossible. objective: "makespan" or "span". noise: step times where times of passes vary;
-    None: not asked for."""
+    """Schedules of the same work, in the order given; the others are compared with the first. absent: (name, why) of those
+    that are impossible. objective: "makespan" or "span". noise: step times where passes' times vary; None: not asked for."""
 
     rows: tuple[ComparedSchedule, ...]
     absent: tuple[tuple[str, str], ...]

@@ -32,8 +32,7 @@ Rows = list[tuple[str, ...]]
 
 
 def schedules_as_text(comparison: ScheduleComparison) -> str:
-    """Tables of values, of the busiest rank's time and of memory; then the differences in order, the impossible schedules
-    with their reasons, and which schedule is best."""
+    """Tables of values, the busiest rank's time and memory; then differences in order, what cannot be, and the best."""
     tables = [[*([title] if title else []), *aligned(rows, (0, 1))] for title, rows in comparison_tables(comparison)]
     lines = change_lines(comparison), absent_lines(comparison), [verdict_line(comparison)]
     parts = [[*source_lines(comparison), *tables[0]], *tables[1:], *lines]
@@ -41,8 +40,7 @@ def schedules_as_text(comparison: ScheduleComparison) -> str:
 
 
 def comparison_tables(c: ScheduleComparison) -> list[tuple[str, Rows]]:
-    """(title, rows) of each table, header first: values and bounds (without title), the busiest rank's time, memory, and
-    step times under noise. All times have the same unit."""
+    """(title, rows), header first: values (no title), the busiest rank's time, memory, times under noise; in one unit."""
     unit, show = time_unit(max(row.value for row in c.rows))
     tables = [("", _values(c, unit, show)), (f"where the busiest rank's time goes, {unit}", _shares(c, show))]
     if any(max(row.peaks) for row in c.rows):
@@ -131,8 +129,7 @@ def absent_lines(c: ScheduleComparison) -> list[str]:
 
 
 def _noise(under_noise: UnderNoise) -> tuple[str, Rows]:
-    """Step times where times of passes vary, with bounds; and the rank, and the kinds and stages of passes, that are most
-    often on the critical path."""
+    """Step times where times of passes vary, with bounds; the rank, kinds and stages most often on the critical path."""
     from ..noise import SHARES
 
     first = next(iter(under_noise.spreads.values()))

@@ -18,7 +18,7 @@ from ..util.text import format_bytes, format_time, printable
 from .comparison import NOT_COUNTED, Comparison, check_trace, compare, comparison_as_text, step_time
 from .pages import packed, render
 from .sentences import certificate_lines, headline, pool_lines, value_line, without_notes
-from .tracks import Track, brightness, cell_kinds, chunk_numbers, letters, levels, shades, tracks_of
+from .tracks import Track, brightness, cell_kinds, letters, levels, shades, tracks_of
 
 TENTHS = 10  # units of a µs in measured columns; predicted times are whole µs
 
@@ -101,13 +101,12 @@ def _data(schedule: Schedule, trace: Trace | None, comparison: Comparison | None
     """Everything the script draws: words, and packed columns in the problem's table order."""
     problem, p, e = schedule.problem, schedule.problem.passes, schedule.problem.edges
     syncs = np.array([[problem.index[name] for name in pair] for pair in schedule.syncs], np.int64).reshape(-1, 2)
-    tracks, chunk = tracks_of(problem), chunk_numbers(problem)
-    chunks = int(chunk.max()) + 1
+    tracks, chunks = tracks_of(problem), int(problem.chunks.max()) + 1
     timeline = schedule.timeline()
     runs = [_run("predicted", timeline, timeline.value, 1)]
     columns = {
         **{what: getattr(p, what) for what in ("kind", "stage", "microbatch", "slice", "rank")},
-        "chunk": chunk,
+        "chunk": problem.chunks,
         "taken": problem.taken,
         "freed": problem.freed,
         "rows": np.concatenate([track.rows for track in tracks]),
@@ -223,7 +222,7 @@ class Painter:
         problem = schedule.problem
         self.columns, self.cell, self.colour = columns, cell, colour
         self.letter = letters(problem.passes.kinds)
-        self.chunk = chunk_numbers(problem)
+        self.chunk = problem.chunks
         passes = zip(problem.passes.kind_names, self.chunk.tolist(), problem.passes.microbatch.tolist(), strict=True)
         cased = ((self.letter[kind], chunk % 2, microbatch) for kind, chunk, microbatch in passes)
         self.labels = [f"{letter.lower() if small else letter}{microbatch}" for letter, small, microbatch in cased]

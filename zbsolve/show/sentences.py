@@ -18,8 +18,7 @@ from ..util.text import exact_time, format_bytes, format_times, printable
 
 
 def headline(schedule: Schedule, of_all: bool = False) -> str:
-    """One line: ranks, stages, microbatches, passes, and the source of the times. of_all: without stages and passes, which
-    differ between schedules of the same work."""
+    """One line: ranks, stages, microbatches, passes, source of times. of_all: only what all orders of this work share."""
     problem = schedule.problem
     stages, passes = (problem.stages, "stage", "s"), (len(problem.passes), "pass", "es")
     counts = [(problem.ranks, "rank", "s"), (problem.microbatches, "microbatch", "es")]
@@ -29,8 +28,7 @@ def headline(schedule: Schedule, of_all: bool = False) -> str:
 
 
 def placed(problem: Problem) -> dict[str, Any]:
-    """`placement` as options name it (None: microbatches follow no route), the number of `stages`, and `stages_a_rank`: for
-    each rank, how many stages it has."""
+    """`placement` as options name it (None: no routes), the number of `stages`, and of each rank's (`stages_a_rank`)."""
     try:
         placement = "/".join(map(describe, problem.model_routes))
     except BadInput:

@@ -93,8 +93,7 @@ def _fused_saves(profile: Profile, schedule: Schedule) -> float:
 
 
 def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict[str, dict[str, int]]:
-    """Bounds over all choices of an option that was left open: option → placement → µs. Certificates are bounds for one
-    choice only."""
+    """Bounds over all choices of an option left open (certificates are for one choice): option → placement → µs."""
     placed = dict.fromkeys(attempt.placement.split()[0] for attempt in tried if attempt.layers)
     steps = {name: replace(step, placement=name) for name in placed}
     free = replace(profile, capacity=None)

@@ -1,5 +1,4 @@
-"""The report of `solve`: step time, what is proven, memory, and both compared with 1F1B; the progress line of a running
-search, and the table of choices that were tried."""
+"""The report of `solve`, the progress line of a running search, and the table of choices that were tried."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ class AttentionGain(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkBeside:
-    """Passes of the feature `work` in a step. alone: the step without them, certified. found: the result of the search for
-    what the user left open: their ranks, or their number."""
+    """Passes of the feature `work`. alone: the step without them, certified. found: their ranks or number, if left open."""
 
     alone: Schedule
     found: Placed | Room | None = None
@@ -255,8 +253,7 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
 
 
 def _noise_lines(least_under_noise: LeastUnderNoise) -> list[str]:
-    """Step times where times of passes vary, and how much shorter they are than those of the order that is shortest by the
-    given times."""
+    """Step times where times of passes vary, and how much shorter they are than by the order best for the given times."""
     aim, drawn = least_under_noise.aim, least_under_noise.drawn
     unit, show = time_unit(max(spread.at(0.5)[0] for spread in drawn.spreads.values()))
     rows: list[tuple[str, ...]] = [(f"where times vary, {unit}", "as given", "mean", "p50", "p95", "p99")]
@@ -324,8 +321,7 @@ def _attention_in_words(gain: AttentionGain) -> str:
 
 
 def _memory_lines(solved: Solved) -> list[str]:
-    """The peak activations of each rank (of many ranks, the fullest and the emptiest), and the result of the search for less
-    memory."""
+    """Peak activations of each rank (or of the fullest and the emptiest), and what the search for less memory found."""
     problem, peaks = solved.schedule.problem, solved.schedule.timeline().peak_bytes
     rows, peak = [*_peak_rows(peaks, problem.capacity), *pool_lines(solved.schedule)], solved.peak
     rows += _waiting_rows(solved.schedule)
@@ -427,8 +423,7 @@ def state_as_text(state: State, elapsed: float) -> str:
 
 
 def tried_as_text(tried: Sequence[Tried], objective: str) -> str:
-    """A table of the choices that were tried: value, bound and gap, all times in the same unit; the memory of the fullest
-    rank, if known; and why the choice lost."""
+    """A table of tried choices: value, bound, gap, in one unit; the fullest rank's memory, if known; why the choice lost."""
     split, full = len({attempt.partition for attempt in tried}) > 1, any(attempt.memory for attempt in tried)
     head = "placement, partition" if split else "placement"
     unit, show = time_unit(max(attempt.value for attempt in tried if attempt.value is not None), digits=3)

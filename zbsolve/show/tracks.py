@@ -47,15 +47,6 @@ def tracks_of(problem: Problem) -> list[Track]:
     return [Track(stream, rank, problem.members[stream], i in first) for i, (rank, _, stream) in enumerate(lanes)]
 
 
-def chunk_numbers(problem: Problem) -> Ints:
-    """The chunk of each pass: its stage counted among the stages of its rank, 0 for the lowest. Shape (passes,)."""
-    p = problem.passes
-    width = int(p.stage.max()) + 1
-    pairs, row = np.unique(p.rank * width + p.stage, return_inverse=True)  # (rank, stage) as one number, sorted
-    first = np.searchsorted(pairs, np.arange(problem.ranks) * width)
-    return np.asarray(row - first[p.rank], np.int64)
-
-
 def cell_kinds(timeline: Timeline, rows: Ints, edges: NDArray[Any]) -> Ints:
     """The kind (an index into KINDS) that fills most of each cell, or −1 where more than half is idle.
 

@@ -1,5 +1,4 @@
-"""Named schedules in which all microbatches go in one direction: GPipe, 1F1B, interleaved 1F1B, zero-bubble schedules,
-grouped interleaving, and PipeDream's asynchronous ones."""
+"""Named schedules in one direction: GPipe, 1F1B, interleaved and grouped ones, zero-bubble ones, and PipeDream's."""
 
 from __future__ import annotations
 
@@ -13,11 +12,10 @@ from ..greedy.lists.list_scheduler import list_schedule
 from ..greedy.lists.policy_annealing import starting_policies
 from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..placement import describe
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import BadInput
-from .plain_step import PlainStep, Rows, WrongPlacement, order_of, plain_stages, rows_of, step_in_rows
+from .plain_step import PlainStep, Rows, WrongPlacement, check_plain, order_of, plain_stages, rows_of, step_in_rows
 
 
 @rows_of("gpipe")
@@ -74,8 +72,7 @@ def breadth_first(step: PlainStep) -> Rows:
 
 def interleaved_in_groups(problem: Problem, size: int) -> Schedule:
     """Interleaved 1F1B as Megatron runs it (`get_schedule_table`): groups of `size` microbatches, the last one may be
-    smaller; rank r starts with 2(p − r − 1) + (v − 1)·size + 1 chunk forwards. Raises BadInput for groups that Megatron does
-    not take."""
+    smaller; rank r starts with 2(p − r − 1) + (v − 1)·size + 1 chunk forwards. Raises BadInput for other groups."""
     count, left = divmod(problem.microbatches, size)
     if not takes_groups(problem, size):
         raise BadInput(
@@ -130,11 +127,7 @@ def _automatic(problem: Problem, name: str, times: int) -> Schedule:
     """The automatic zero-bubble schedule (arXiv 2401.10241, section 3.1) with memory for `times` · p microbatches a rank: as
     many forwards first as fit, then one forward one backward, and W in gaps or if memory is full. It is the best over a grid
     of parameters. Raises BadInput if the problem does not say how much memory a microbatch holds."""
-    stages, split = plain_stages(problem, name)
-    if describe(stages) != "single":
-        raise WrongPlacement(f"{name}: is defined for placement single only")
-    if not split:
-        raise BadInput(f"{name}: needs B and W apart")
+    check_plain(problem, name, "single")
     each = np.bincount(problem.passes.rank, problem.taken, problem.ranks) / problem.microbatches
     if not each.all():
         raise BadInput(f"{name}: rank {int(each.argmin())} holds no memory, and the schedule is defined by it")
@@ -213,8 +206,7 @@ def pipedream(problem: Problem) -> Schedule:
 
 
 def in_flight(problem: Problem, most: int) -> Schedule:
-    """1F1B with at most `most` microbatches in flight on a rank (and p − r on rank r). If the problem has updates, they are
-    as in PipeDream. Raises BadInput."""
+    """1F1B with at most `most` microbatches in flight (and p − r on rank r); updates as in PipeDream. Raises BadInput."""
 
     def flushed(plain: Problem) -> Schedule:
         step = step_in_rows(plain, "1f1b")

@@ -29,8 +29,7 @@ PAIR = 2  # ranks
 
 
 class Block(NamedTuple):
-    """The slots of one microbatch, repeated every `period` slots. forward, backward: the slot of F and of B for each stage.
-    length: of a slot, µs."""
+    """Slots of a microbatch, repeated every `period`. forward, backward: of each stage's F and B. length: of a slot, µs."""
 
     forward: Ints
     backward: Ints
@@ -111,8 +110,7 @@ def _offloaded(problem: Problem, name: str) -> Ints:
 
 
 def _schedule(problem: Problem, name: str) -> Schedule:
-    """The order, with syncs that limit each device to its planned peak memory. Because of them copies back are late, and
-    forwards wait for copies out."""
+    """The order. Syncs limit each device to its planned peak: copies back are late, and forwards wait for copies out."""
     plain, p = without_side_streams(problem), problem.passes
     cycles, start = _turns(problem, np.zeros(problem.ranks, np.int64)), np.zeros(len(p), np.int64)
     start[problem.computing] = _starts(plain, _with_time_to_copy(_block(plain, name), problem, cycles))
@@ -199,8 +197,7 @@ def _turns(problem: Problem, begun: Ints) -> dict[int, Turns]:
 
 
 def _put_copies(problem: Problem, start: Ints, rank: int, turns: Turns, name: str) -> None:
-    """Set the starts of a rank's copies in `start`, a different turn for each. Raises BadInput if a copy back would start
-    before the copy out has ended."""
+    """Set the starts of a rank's copies in `start`, a turn each. Raises BadInput if a copy back would come too early."""
     p, e = problem.passes, problem.edges
     end = start + p.duration
     out, back = problem.rows("O", rank=rank), problem.rows("R", rank=rank)

@@ -11,9 +11,8 @@ import numpy as np
 from ..greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
 from ..kinds import ATTENTION, KINDS
 from ..placement import describe
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import BadInput
 
 
@@ -43,8 +42,7 @@ class PlainStep(NamedTuple):
 
 
 def step_in_rows(problem: Problem, name: str) -> PlainStep:
-    """The plain step of a problem; orders are rows of the problem's table. name: of the schedule, in errors. Raises BadInput
-    if the problem is not plain."""
+    """The plain step of a problem, for orders in rows of its table. Raises BadInput, naming `name`, if it is not plain."""
     stages, split = plain_stages(problem, name)
 
     def find(kind: str, stage: Ints, microbatch: Ints) -> Ints:
@@ -96,8 +94,7 @@ def rows_of(name: str) -> Callable[[Callable[[PlainStep], Rows]], RowsOrder]:
 
 
 def plain_stages(problem: Problem, name: str) -> tuple[tuple[int, ...], bool]:
-    """(stage → rank, whether the backward is split). name: of the schedule, in errors. Raises BadInput if the problem has
-    other passes or a stage on several ranks."""
+    """(stage → rank, whether the backward is split). Raises BadInput, naming `name`, for other passes and shared stages."""
     passes, kinds = problem.passes, set(problem.passes.kinds)
     homes = problem.stage_ranks
     whole = len(passes) == len(kinds) * problem.stages * problem.microbatches

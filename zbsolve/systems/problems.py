@@ -100,8 +100,7 @@ def step_for(name: str, profile: Profile, step: Step) -> Step:
 
     name: of the system.
     profile: the step's profile.
-    step: stages, placement and other fields stay (see `Step.with_backward`). Slices get equal times if the system needs
-    that.
+    step: its other fields stay (see `Step.with_backward`), but slices get equal times if the system needs that.
 
     Raises BadInput, Infeasible.
     """
@@ -114,8 +113,7 @@ def step_for(name: str, profile: Profile, step: Step) -> Step:
 
 
 def check_backward(name: str, problem: Problem, path: str) -> None:
-    """Raise BadInput if a problem, from the file at `path`, does not have the backward (fused or split) of the system called
-    `name`. Only a profile has the times of both."""
+    """Raise BadInput where a file's problem lacks the backward of the system `name`: only a profile has times of both."""
     entry, kinds = system(name), problem.passes.kinds
     if entry.fused and "W" in kinds:
         needs = f"{name}: needs one backward BW, and {path} has B and W apart"

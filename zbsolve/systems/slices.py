@@ -12,9 +12,8 @@ import numpy as np
 
 from ..build.attention_balance import one_forward_one_backward
 from ..build.attention_exchange import with_parts, without_exchange
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import BadInput
 from .one_direction import grouped, single
 from .plain_step import order_of, plain_stages, step_in_rows
@@ -38,8 +37,7 @@ def seq1f1b(problem: Problem) -> Schedule:
 
 @order_of("seq1f1b-zb")
 def seq1f1b_zb(problem: Problem) -> Schedule:
-    """Seq1F1B with a split backward as in ZB-H1 (arXiv 2401.10241, section 2.3): rank r leaves r slices' weight gradients
-    for later, and each rank holds n + p − 1 slices."""
+    """Seq1F1B with B and W as in ZB-H1 (arXiv 2401.10241, section 2.3): rank r defers W of r slices and holds n + p − 1."""
     if not plain_stages(one_microbatch_a_slice(problem, "seq1f1b-zb"), "seq1f1b-zb")[1]:
         raise BadInput("seq1f1b-zb: needs B and W apart")
     return _slim(problem, "seq1f1b-zb", 1)
@@ -74,8 +72,7 @@ def terapipe(problem: Problem) -> Schedule:
 
 
 def one_microbatch_a_slice(problem: Problem, name: str) -> Problem:
-    """The step with each slice as a microbatch; rows of passes stay the same. name: of the schedule, in errors. Raises
-    BadInput for a step without slices."""
+    """The step with each slice as a microbatch, in the same rows. Raises BadInput, naming `name`, if there are no slices."""
     p = problem.passes
     if problem.slices == 1:
         raise BadInput(f"{name}: the step has no slices, and the schedule is defined by them")

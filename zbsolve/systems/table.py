@@ -143,8 +143,7 @@ def is_named(name: str) -> bool:
 
 
 def name_on(name: str, problem: Problem) -> str:
-    """The name of the schedule `name` on this problem: with a split backward `1f1b` is `1f1b-split`. Raises BadInput for an
-    unknown name."""
+    """The name of schedule `name` there: with a split backward `1f1b` is `1f1b-split`. Raises BadInput if unknown."""
     if not is_named(name):
         raise BadInput(f"unknown schedule '{name}' (known: {', '.join(PRESETS)})")
     other = system(name).split
@@ -169,7 +168,8 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
             return entry.order(problem)
         plain = without_side_streams(problem) if plain is None else plain
         kept, waits = without_recompute(plain)
-        order = _in_front(entry.order(with_backward(kept)), kept)
+        order = entry.order(with_backward(kept))
+        order = order if order.problem is kept else order.within(kept)  # untrained first stages lack backwards
         with prefixed(entry.name):
             _ = order.sequences  # raises for passes that the problem does not have
         schedule = with_side_streams(problem, _with_recompute(order, plain, waits) if waits else order)
@@ -179,14 +179,6 @@ def preset(name: str, problem: Problem, plain: Problem | None = None) -> Schedul
         raise BadInput(f"{entry.name}: {error}") from None
     except WrongPlacement as error:
         raise WrongPlacement(f"{error}; {_known_on(problem)}") from None
-
-
-def _in_front(schedule: Schedule, problem: Problem) -> Schedule:
-    """The same order for a problem that may lack backwards of untrained first stages."""
-    if schedule.problem is problem:
-        return schedule
-    rows = {stream: tuple(name for name in names if name in problem.index) for stream, names in schedule.order.items()}
-    return Schedule(problem, rows)
 
 
 def _with_recompute(schedule: Schedule, problem: Problem, waits: Mapping[str, str]) -> Schedule:
@@ -226,8 +218,7 @@ def presets_of(problem: Problem, searched: bool = True) -> Iterator[tuple[str, S
 
 
 class LongSystem(NamedTuple):
-    """A system with a periodic order. split: it is for steps with B and W. grouped: its rounds have as many microbatches as
-    there are ranks; otherwise one."""
+    """A system with a periodic order. split: for steps with B and W. grouped: a round has a microbatch a rank; else one."""
 
     order: RowsOrder
     split: bool

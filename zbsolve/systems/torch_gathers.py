@@ -13,9 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..build.sharded import regathered
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import BadInput
 
 WINDOW = 3
@@ -76,8 +75,7 @@ def _uses(problem: Problem, order: Ints, window: int) -> list[tuple[int, Ints]]:
 
 
 def _after_inputs(problem: Problem, order: list[int], row: int) -> float:
-    """The position of `row` in the order: directly after the last pass that it waits for; at the end if it also waits for
-    passes outside the order."""
+    """The position of `row` in the order: right behind the passes that it waits for; at the end if some are not in it."""
     place = {i: position for position, i in enumerate(order)}
     inputs = problem.edges.before[problem.edges.after == row].tolist()
     known = [place[i] for i in inputs if i in place]

@@ -17,7 +17,7 @@ from ..placement import mirror
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from .plain_step import FUSED, SPLIT, WrongPlacement, order_of, plain_stages
+from .plain_step import FUSED, SPLIT, WrongPlacement, check_plain, order_of
 
 Row = Iterator[tuple[int, str, int]]  # chunk (or stage), kind, microbatch
 
@@ -95,7 +95,8 @@ def dualpipe(problem: Problem) -> Schedule:
     """DualPipe (arXiv 2412.19437, section 3.2.1): microbatches from both ends, p even, m even and at least 2p."""
     routes, split = _mirrored(problem, "dualpipe", pairs=1)
     ranks, m = problem.ranks, problem.microbatches
-    _split(split, "dualpipe")
+    if not split:
+        raise BadInput("dualpipe: needs B and W apart")
     if ranks % 2 or m % 2 or m < 2 * ranks:
         raise BadInput(
             f"dualpipe: needs an even number of ranks and of microbatches, at least 2 a rank; got {ranks} and {m}"
@@ -112,11 +113,8 @@ def dualpipe(problem: Problem) -> Schedule:
 @order_of("dualpipe-v")
 def dualpipe_v(problem: Problem) -> Schedule:
     """DualPipeV: DualPipe cut in half (deepseek-ai/DualPipe), placement vee, one replica; m at least 2p."""
-    stages, split = plain_stages(problem, "dualpipe-v")
+    check_plain(problem, "dualpipe-v", "vee")
     ranks, m = problem.ranks, problem.microbatches
-    _split(split, "dualpipe-v")
-    if stages != (*range(ranks), *reversed(range(ranks))):
-        raise WrongPlacement("dualpipe-v: is defined for placement vee only")
     if m < 2 * ranks:
         raise BadInput(f"dualpipe-v: needs at least 2 microbatches a rank; got {m} for {ranks} ranks")
     order = {}
@@ -217,11 +215,6 @@ def _dual(place: int, half: int, m: int) -> Row:
         yield from weights()
 
 
-def _split(split: bool, name: str) -> None:
-    if not split:
-        raise BadInput(f"{name}: needs B and W apart")
-
-
 def _mirrored(problem: Problem, name: str, pairs: int | None = None) -> tuple[tuple[tuple[int, ...], ...], bool]:
     """The routes of a problem on placement mirror, and whether its backward is split. Raises BadInput for other problems."""
     kinds = {kind: len(problem.rows(kind)) for kind in problem.passes.kinds}
@@ -230,17 +223,10 @@ def _mirrored(problem: Problem, name: str, pairs: int | None = None) -> tuple[tu
     if set(kinds.values()) != {ranks * m} or not (split or set(kinds) == FUSED):
         raise BadInput(f"{name}: needs F, B, W (or F, BW) passes of one stage a rank and direction, not {kinds}")
     routes = tuple(problem.routes[i % len(problem.routes)] for i in range(m))
-    count = next((f for f in range(1, ranks // 2 + 1) if routes == _turns(ranks, f, m)), None)
+    ways = {f: mirror(ranks, f) for f in range(1, ranks // 2 + 1) if ranks % (2 * f) == 0}
+    count = next((f for f, way in ways.items() if routes == tuple(way[i % len(way)] for i in range(m))), None)
     if count is None or pairs not in (None, count):
         raise WrongPlacement(
             f"{name}: is defined for placement mirror only" + (", an even number of ranks" if ranks % 2 else "")
         )
     return routes[: 2 * count], split
-
-
-def _turns(ranks: int, pairs: int, m: int) -> tuple[tuple[int, ...], ...]:
-    """Microbatch → its route in `placement.mirror`."""
-    if ranks % (2 * pairs):
-        return ()
-    routes = mirror(ranks, pairs)
-    return tuple(routes[i % len(routes)] for i in range(m))

@@ -17,9 +17,8 @@ import numpy as np
 
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, with_mean_microbatches
 from ..greedy.decoding import Decoded, DecodeRule, decode, repeated_targets, to_schedule
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import BadInput
 from .plain_step import PlainStep, Rows, check_plain, check_shape, order_of, rows_of
 
@@ -96,8 +95,7 @@ def v_half_block(d: int) -> Block:
 
 @order_of("v-zb")
 def v_zb(problem: Problem) -> Schedule:
-    """V-ZB (arXiv 2405.15362): V-Half's block stretched to lifespans of 12p − 2 in all; p microbatches, no bubble at unit
-    times."""
+    """V-ZB (arXiv 2405.15362): V-Half's block with lifespans of 12p − 2 in all; p microbatches, no bubble at unit times."""
     d = problem.ranks
     return _repeated(problem, "v-zb", lambda i: (4 * i, 6 * d - 2 * i - 5, 6 * d + 4 * i - 4, 12 * d - 2 * i - 9), d)
 
@@ -238,9 +236,5 @@ def _with_shards(problem: Problem, name: str, shape: str, block: Block, chunks: 
     behind[p.microbatch[ends]] = tick[ends] + SLOT
     tick[S] = behind[p.microbatch[S]] + AT_S
     tick[T] = behind[p.microbatch[T]] + AT_T + SLOT * (wait if barriers == 2 else block.period)
-    return Schedule.of(problem, {f"compute:{rank}": _in_turn(problem, rank, tick) for rank in range(problem.ranks)})
-
-
-def _in_turn(problem: Problem, rank: int, tick: Ints) -> Ints:
-    rows = np.flatnonzero(problem.passes.rank == rank)
-    return rows[np.argsort(tick[rows], kind="stable")]
+    orders = {stream: rows[np.argsort(tick[rows], kind="stable")] for stream, rows in problem.members.items()}
+    return Schedule.of(problem, orders)

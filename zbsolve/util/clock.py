@@ -41,8 +41,7 @@ class Clock:
         self._spent += seconds
 
     def check(self) -> None:
-        """Raise TimeUp if no real time is left. Counted work is never interrupted: the result would then depend on how it is
-        divided into steps."""
+        """Raise TimeUp if no real time is left. Counted work goes on: results would otherwise depend on its division."""
         if not self.counted and self.left <= 0:
             raise TimeUp
 
@@ -69,8 +68,7 @@ class Clock:
         return self.share(fraction * self.left)
 
     def apart(self, seconds: float) -> Clock:
-        """A separate clock of the same kind that starts now, with this many seconds; with none left if that is not
-        positive."""
+        """A separate clock of the same kind that starts now, with this many seconds; with none left if negative."""
         clock = Clock(LEAST_TIME, LEAST_TIME if self.counted else None)
         clock.total = max(0.0, seconds)
         return clock

@@ -34,8 +34,7 @@ def whole_column(values: Any, what: str) -> Ints:
 
 
 def coded(words: ArrayLike, known: Sequence[str], what: str, count: int = 1) -> Ints:
-    """Indices into `known`, shape (rows,), from words, one a row; a single word stands for `count` rows. Raises BadInput
-    naming `what` and an unknown word."""
+    """Indices of words in `known`, shape (rows,); one word stands for `count` rows. Raises BadInput naming `what`."""
     distinct, place = np.unique(np.atleast_1d(np.asarray(words, str)), return_inverse=True)
     unknown = [word for word in distinct.tolist() if word not in known]
     if unknown:
@@ -114,8 +113,7 @@ MANY_ROWS = 50_000  # beyond, loading numba and its compiled code is worth it
 
 
 def looped(loop: Callable[..., Any], *columns: NDArray[np.int64]) -> Any:
-    """`loop(*columns)`: on lists if the longest column has few rows, else compiled and on arrays. It must return the
-    columns that it writes."""
+    """`loop(*columns)`: on lists if these are short, else compiled. It must return the columns that it writes."""
     if max(map(len, columns)) < MANY_ROWS:
         return loop(*(column.tolist() for column in columns))
     return compiled(loop)(*(np.ascontiguousarray(column, np.int64) for column in columns))

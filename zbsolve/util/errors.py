@@ -90,8 +90,7 @@ def prefixed(where: str) -> Iterator[None]:
 
 
 def interruption(error: BaseException | None) -> KeyboardInterrupt | None:
-    """The KeyboardInterrupt that `error` is or results from; None if there is none. Compiled code that a signal ends raises
-    SystemError from it."""
+    """The KeyboardInterrupt that `error` is or results from, or None. Compiled code that it ends raises SystemError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error
@@ -103,8 +102,7 @@ MAX_CHARACTERS = 300  # of a line; a library's message can fill pages
 
 
 def own_line(error: BaseException) -> str:
-    """`file.py:12`: the innermost line of the traceback in the user's own code, outside zbsolve and installed libraries.
-    Empty if there is none."""
+    """`file.py:12`: the traceback's innermost line in the user's own code, outside zbsolve and libraries; "": none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename)}:{error.lineno}"
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]

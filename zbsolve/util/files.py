@@ -151,8 +151,7 @@ def write_elsewhere(error: CannotWrite) -> Path | None:
 
 
 def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> Path:
-    """A file with a new name and these parts, with the usual permissions: on the disk when this returns, or not there.
-    Raises OSError."""
+    """A new file of these parts with the usual permissions, on the disk when this returns, or not there. Raises OSError."""
     handle, name = tempfile.mkstemp(suffix, prefix, folder)
     made = Path(name)
     try:
@@ -170,8 +169,7 @@ def _new_file(folder: Path, prefix: str, suffix: str, data: Iterable[bytes]) -> 
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of `path`, decompressed if it is gzip, without the byte order mark that spreadsheets write;
-    `-` is standard input. Raises BadInput."""
+    """The text of `path`, also of gzip, without a spreadsheet's byte order mark; `-` is standard input. Raises BadInput."""
     try:
         if str(path) != "-" and Path(path).stat().st_size > MAX_BYTES:
             raise BadInput(f"{path}: a file of more than {MAX_BYTES} bytes is not read")
@@ -256,8 +254,7 @@ def read_document(path: str | os.PathLike[str], kind: str, form: type[T]) -> T:
 
 
 def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """Kind and body of a document of one of these kinds. Raises BadInput as `read_document`, but checks no field of the
-    body."""
+    """Kind and unchecked body of a document of one of these kinds. Raises BadInput as `read_document`."""
     text = read_text(path)
     hint = "; zbsolve import reads orders by hand and of other engines" if "schedule" in kinds else ""
     try:
@@ -281,8 +278,7 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
 
 
 def read_part_of(path: str | os.PathLike[str], kind: str, holders: Sequence[str]) -> Any:
-    """The body of a `kind` document, or of the one that a document of another kind (`holders`) contains under that name.
-    Raises BadInput."""
+    """The body of a `kind` document, or of the one inside a document of other kinds (`holders`). Raises BadInput."""
     return part_of(*read_one_of(path, (kind, *holders)), kind, path)
 
 
@@ -313,8 +309,7 @@ def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
 
 
 def checked(body: Any, form: type[T], where: str) -> T:
-    """`body`, parsed JSON, converted to its form (a msgspec Struct, or any other type that msgspec supports). Raises
-    BadInput naming `where` and the field."""
+    """Parsed JSON converted to its form, a type that msgspec supports. Raises BadInput naming `where` and the field."""
     try:
         return msgspec.convert(body, form)
     except msgspec.ValidationError as error:

@@ -11,8 +11,7 @@ from typing import Any
 
 
 def handing_on(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for `package`: names that its `if TYPE_CHECKING:` block imports for type checkers are
-    loaded on first access."""
+    """`__getattr__` and `__dir__` for `package`: what its `if TYPE_CHECKING:` block imports is loaded on first access."""
 
     @cache
     def homes() -> dict[str, tuple[str, str]]:

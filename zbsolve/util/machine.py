@@ -38,8 +38,7 @@ def half_of_cores() -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes of memory available to new work on this machine, within the container's limit; None if the system does not
-    say."""
+    """Bytes of memory available to new work here, within the container's limit; None if the system does not say."""
     limits = [size for size in (_available(), _left_in_container()) if size is not None]
     return min(limits, default=None)
 

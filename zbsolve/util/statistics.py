@@ -1,5 +1,4 @@
-"""Statistics of samples beyond their median: quartiles, and the median's uncertainty. For medians use the standard
-library."""
+"""Statistics of samples that the standard library lacks: quartiles, and the uncertainty of a median."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ def did_you_mean(name: str, known: Iterable[str], at_most: int = 1) -> str:
 
 
 def first_difference(row: Iterable[str], other: Iterable[str]) -> tuple[int, str, str] | None:
-    """The first position where two sequences of words differ, from 0, and the word of each: "nothing" after its end. None if
-    they are equal."""
+    """The first place, from 0, where two sequences differ, and the word of each ("nothing" after its end); None: equal."""
     pairs = enumerate(zip_longest(row, other, fillvalue="nothing"))
     return next(((place, a, b) for place, (a, b) in pairs if a != b), None)
 
@@ -217,7 +216,6 @@ def numbers_in(text: str) -> Sequence[int]:
 
 def rows_of_numbers(numbers: Sequence[int]) -> list[str]:
     """Ascending whole numbers as `numbers_in` reads them, with consecutive ones joined: "0", "4-7"."""
-    ends = [i for i, number in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != number + 1]
-    starts = [0, *(end + 1 for end in ends[:-1])] if ends else []
-    pairs = zip(starts, ends, strict=True)
-    return [f"{numbers[a]}" if a == b else f"{numbers[a]}-{numbers[b]}" for a, b in pairs]
+    groups = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    rows = [[number for _, number in group] for _, group in groups]
+    return [f"{row[0]}" if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows]

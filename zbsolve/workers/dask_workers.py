@@ -29,8 +29,7 @@ POLL = 1.0  # seconds between two counts of the workers
 
 
 class Incumbents:
-    """A plugin of each worker (`WorkerPlugin`): the best values that others have reached, for each run. Removing it ends all
-    tasks."""
+    """A plugin of each worker (`WorkerPlugin`): the best values of others, for each run. Removing it ends all tasks."""
 
     def __init__(self) -> None:
         self.reached: dict[int, float] = {}

@@ -48,8 +48,7 @@ class Workers(Protocol):
 
     def run(self, tasks: Iterator[str]) -> Iterator[tuple[int, str]]:
         """(number, answer) of each task, in the order in which they end. The next task is taken when a worker is free. On
-        KeyboardInterrupt running tasks are told to end, and KeyboardInterrupt is raised after their answers. Raises
-        WorkersLost."""
+        KeyboardInterrupt running tasks are told to end, and it is raised after their answers. Raises WorkersLost."""
 
     def tell(self, value: float) -> None:
         """Tell all workers that others have reached `value`, until the next `run`; −∞ ends their tasks."""

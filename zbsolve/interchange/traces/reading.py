@@ -19,8 +19,7 @@ HEAD = 1 << 20  # bytes at the beginning of a file, which show its format
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """The measured run in a file or a folder; `-` is a zbsolve trace on standard input. Raises BadInput naming file, rank
-    and field."""
+    """The run in a file or a folder; `-`: a zbsolve trace on standard input. Raises BadInput naming file, rank and field."""
     trace = others_trace(path)
     if trace is not None:
         return trace

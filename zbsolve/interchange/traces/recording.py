@@ -105,8 +105,7 @@ class RecordedStep:
 class Recording:
     """A trace of another engine. where: its path. format: its format, in words. clocks: OWN (each rank has its own clock),
     HOST (ranks of one host share a clock) or ONE (all ranks do). links: pair of ranks → µs of each message, without waiting;
-    missing pairs are estimated from the passes. facts: JSON values for the trace. left_out: parts of the file that are not
-    used, a line each."""
+    missing pairs are estimated. facts: JSON values for the trace. left_out: unused parts of the file, a line each."""
 
     where: str
     format: str

@@ -56,8 +56,7 @@ def fit(recording: Recording) -> bool:
 
 
 def only_fitting(recording: Recording) -> Recording:
-    """The recording without steps in which a message arrives before it was sent. Raises BadInput, naming step and passes, if
-    too many steps have such a message."""
+    """The recording without steps in which a message arrives before it was sent. Raises BadInput if these are too many."""
     early = [min(step.hops(), key=lambda hop: hop.delay, default=None) for step in recording.steps]
     wrong = {
         number: hop
@@ -163,8 +162,7 @@ def _without_warm_up(recording: Recording) -> Recording:
 
 
 def problem_of(recording: Recording, blocking: bool = False) -> Problem:
-    """The problem of the run, with median times over all microbatches and steps, whole µs. blocking: messages block their
-    sender. Raises BadInput."""
+    """The run's problem, with median times, whole µs. blocking: messages block their sender. Raises BadInput."""
     stages, first = len(recording.placement), recording.steps[0]
     microbatches = 1 + max(each_pass.microbatch for each_pass in first.passes)
     times = _medians(recording)
@@ -210,8 +208,7 @@ def _comm(recording: Recording) -> dict[Pair, float]:
 
 def _message_times(steps: tuple[RecordedStep, ...], both_ways: bool) -> dict[Pair, float]:
     """Pair of ranks → µs of a message, estimated: the median delay of messages whose receiver was idle when they were sent;
-    if there are none, the least delay, but at most the median of other pairs. both_ways: the same time for both directions,
-    as alignment of clocks assumes it."""
+    if there are none, the least delay, but at most the median of other pairs. both_ways: the same for both, as aligned."""
     waited: dict[Pair, list[float]] = {}
     least: dict[Pair, float] = {}
     for step in steps:

@@ -1,2 +1,1 @@
-"""Still pictures for papers and slides: schedules, their memory, comparisons and frontiers. Each is a drawing, which is
-written as SVG, PDF or PNG."""
+"""Still pictures of schedules, their memory, comparisons and frontiers: drawings, written as SVG, PDF or PNG."""

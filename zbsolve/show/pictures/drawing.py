@@ -75,8 +75,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """One line of text, vertically centred at `y`. anchor: which part of it is at `x` (start, middle, end). halo: a white
-    outline, so that it is readable on other marks."""
+    """A line of text, centred at `y`. anchor: its part at `x` (start, middle, end). halo: white, on other marks."""
 
     x: float
     y: float
@@ -93,8 +92,7 @@ Mark = Box | Row | Area | Line | Dot | Words
 
 @dataclass(frozen=True)
 class Drawing:
-    """Marks on a white page, in drawing order. title, description: the picture in words, for accessibility. unit: the unit
-    in which the user gave the size, one of UNITS."""
+    """Marks on a white page, in drawing order. title, description: for accessibility. unit: of the given size, in UNITS."""
 
     width: float
     height: float

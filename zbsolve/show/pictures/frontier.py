@@ -37,8 +37,7 @@ VALUE_COLOUR, BOUND_COLOUR, NAMED_COLOUR, BETWEEN_COLOUR = "#1a5a9c", "#2fa583",
 
 @dataclass(frozen=True)
 class Look:
-    """The style of a curve. mark: the corners of its marker, relative to its centre. Curves differ in their markers too, for
-    readers who do not see colours."""
+    """The style of a curve. mark: corners of its marker, relative to its centre, for readers who do not see colours."""
 
     colour: str
     thickness: float
@@ -140,8 +139,7 @@ def chart_drawing(
     texts: tuple[str, str],
     style: Style,
 ) -> Drawing:
-    """A chart over memory. frontier: sets the scales. entries: of the legend. inside: makes the marks inside the chart.
-    texts: the headline above and the sentence below."""
+    """A chart over memory. frontier: for scales. entries: of the legend. inside: makes marks. texts: headline, sentence."""
     headline, sentence = texts
     scale = style.size / LETTERS  # the layout is for a font size of 12 pixels, and scaled at the end
     width = style.width / scale

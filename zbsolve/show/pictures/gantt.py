@@ -11,7 +11,7 @@ from ...kinds import KINDS, TABLE
 from ...problem import Ints
 from ...timeline import Timeline
 from ...util.text import format_bytes, format_time
-from ..tracks import Track, cell_kinds, chunk_numbers, ink, shades, tracks_of
+from ..tracks import Track, cell_kinds, ink, shades, tracks_of
 from .drawing import GRID, LIMIT, LINE, SOFT, TICK, TRACK, Area, Box, Line, Mark, Row, Style, Words, text_width
 
 LEAST_TYPICAL_WIDTH = 1.5  # pixels; if the median pass is narrower, cells are drawn in place of passes
@@ -64,7 +64,7 @@ class Gantt:
     def __init__(self, timeline: Timeline, style: Style) -> None:
         problem = timeline.problem
         self.timeline, self.style, self.size = timeline, style, style.size
-        self.tracks, self.chunks = tracks_of(problem), chunk_numbers(problem)
+        self.tracks, self.chunks = tracks_of(problem), problem.chunks
         self.shades = {kind: shades(kind, int(self.chunks.max()) + 1) for kind in problem.passes.kinds}
         self.begin = float(timeline.start.min())
         self.holds = bool(problem.edges.bytes.any())
@@ -110,8 +110,7 @@ class Gantt:
         yield from self._cells(rows, axis, y, tall) if narrow else self._passes(rows, axis, y, tall)
 
     def _cells(self, rows: Ints, axis: Axis, y: float, tall: float) -> Iterator[Mark]:
-        """Cells of about half a pixel (two dots of a printed picture), each in the colour of the kind that fills most of it;
-        one `Row` for each kind."""
+        """Cells of half a pixel (two dots of a print), in the colour of the kind that fills most of each; a `Row` a kind."""
         cell = 0.5 if self.style.unit == "px" else 0.64
         count = int(np.ceil((axis.right - axis.left) / cell))
         edges = self.begin + axis.first + np.arange(count + 1) * cell / axis.scale

@@ -142,8 +142,7 @@ class _Chart:
         return [*self.axis.marks(spans[0][0], y, self.size), *marks, *self._ends(spans)], y
 
     def _ends(self, spans: Sequence[tuple[float, float]]) -> list[Mark]:
-        """In a comparison: a vertical line at the end of the first timeline, and from it to the end of each other timeline
-        the difference in time, if there is room for the text."""
+        """In a comparison: a vertical line at the first timeline's end, and the others' difference to it, if it has room."""
         if self.base is None:
             return []
         usual, marks = _length(self.base), list[Mark]()
