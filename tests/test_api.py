@@ -38,6 +38,19 @@ def test_what_is_not_there_is_named() -> None:
         _ = zbsolve.solved
 
 
+def test_problems_and_schedules_are_shown_in_a_line() -> None:
+    problem = pipeline(F=[10] * 2, BW=[20] * 2, microbatches=4)
+    shown = f"<Problem {problem.digest}: 2 ranks, 2 stages, 4 microbatches, 16 passes>"
+    assert repr(problem) == shown
+    assert repr(zbsolve.preset("1f1b", problem)).startswith(f"<Schedule of {shown}: no certificate")
+
+
+@pytest.mark.parametrize("wrong", [equal_layers(), "profile.json"])
+def test_solve_refuses_what_is_no_problem(wrong: object) -> None:
+    with pytest.raises(zbsolve.BadInput, match=f"solve: a Problem is needed, not a {type(wrong).__name__}"):
+        zbsolve.solve(wrong)  # type: ignore[arg-type]
+
+
 def test_scripts_need_nothing_else() -> None:
     problem = zbsolve.problem_for("1f1b", 2, 4, 300, 320, 210)
     assert zbsolve.preset("1f1b", problem).timeline().makespan == (4 + 1) * 830

@@ -356,7 +356,7 @@ def test_numbers_that_nothing_can_be_made_of(tmp_path, change, line):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "damaged JSON"),
+        ("", "damaged JSON: the file is empty"),
         ('{"zbsolve": "schedule", "version": 1, "order": {"comp', "damaged JSON"),
         ('{"name": "package"}', "not a zbsolve file"),
         ("[1, 2]", "not a zbsolve file"),

@@ -86,6 +86,10 @@ class Problem:
     sizes: tuple[int, ...] = ()
     settings: Mapping[str, problem_form.Setting] = field(default_factory=dict)
 
+    def __repr__(self) -> str:  # of columns it would be pages long
+        sizes = f"{self.ranks} ranks, {self.stages} stages, {self.microbatches} microbatches, {len(self.passes)} passes"
+        return f"<Problem {self.digest}: {sizes}>"
+
     @classmethod
     def of(
         cls,

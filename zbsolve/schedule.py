@@ -145,6 +145,10 @@ class Schedule:
             object.__setattr__(self, "order", frozen)
         object.__setattr__(self, "syncs", tuple((before, after) for before, after in self.syncs))
 
+    def __repr__(self) -> str:
+        known = self.certificate
+        return f"<Schedule of {self.problem}: {f'{known.value:g} µs, {known.status}' if known else 'no certificate'}>"
+
     @classmethod
     def of(
         cls,

@@ -297,6 +297,11 @@ def test_what_the_library_says_of_a_field_is_one_line() -> None:
     assert "\n" not in str(refusal.value)
 
 
+def test_a_file_without_its_function_is_told() -> None:
+    with pytest.raises(BadInput, match=r"'mymodel\.py': a file's function is missing: mymodel\.py:function"):
+        load("mymodel.py")
+
+
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(BadInput, match=r"transformers is missing: install zbsolve\[hf\]"):

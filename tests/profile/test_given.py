@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -210,6 +211,14 @@ def test_what_rounding_changes_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert line in capsys.readouterr().err
     assert main([*numbers, "--F", "14.1ms", "--B", "16.0004ms", "--W", "0.4us", "--comm", "0.4us"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_times_with_and_without_a_unit_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = ["numbers", "--ranks", "2", "-o", str(tmp_path / "p.json"), "--B", "14ms", "--W", "9ms,9ms"]
+    assert main([*numbers, "--F", "12", "--comm", "0"]) == 0
+    assert capsys.readouterr() == (ANY, "zbsolve numbers: a time without a unit counts in µs: F 12 µs\n")
+    assert main([*numbers, "--F", "12ms"]) == 0
+    assert "messages take no time" in capsys.readouterr().out
 
 
 def test_stages_that_are_joined_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,13 @@ def test_every_answer_says_where_stages_are(
     assert (body["placement"], body["stages"], body["stages_a_rank"]) == (placement, stages, stages_a_rank)
 
 
+def test_memory_without_room_for_1f1b_is_told(profile: str, capsys) -> None:
+    step = ["solve", profile, "--ranks", "4", "--microbatches", "8", "--effort", "0.1", "--memory"]
+    for memory, told in (("1200", False), ("1199", True)):  # 1F1B holds four microbatches of 300 bytes
+        assert main([*step, memory]) == 0
+        assert ("; rank 0 has no room for 1F1B's 1.17 KiB" in capsys.readouterr().out) == told
+
+
 def test_a_placement_of_two_stages_a_rank_is_held_against_1f1b_of_one(profile: str, capsys) -> None:
     step = [profile, "--ranks", "4", "--microbatches", "8", "--placement", "vee", "--effort", "0.1"]
     assert main(["solve", *step]) == 0

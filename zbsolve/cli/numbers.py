@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ..profile.doubtful import rounding_note
-from ..profile.given import NUMBERS, RANK, given_profile, words_of
+from ..profile.given import NUMBERS, RANK, given_profile, unit_note, words_of
 
 SHOWN = ("F", "B", "W", "BW", "X", "comm", "activation", "parameters")  # numbers of a stage that are options
 SHOWN_OF_RANK = ("ranks", "chunks", "memory", "states")
@@ -41,11 +41,12 @@ def command(options: argparse.Namespace) -> int:
     from ..show.profile_report import profile_as_text
 
     values = {name: value for name in (*SHOWN_OF_RANK, *SHOWN) if (value := getattr(options, name)) is not None}
-    profile = given_profile(words_of(options.words, values))
+    words = words_of(options.words, values)
+    profile = given_profile(words)
     profile.save(options.output)
     if options.output != "-":
         print(profile_as_text(profile), end="")
         print("\n".join(rank_work_lines(profile, profile.facts["ranks"])))
-    if note := rounding_note(profile, [1] * len(profile.layers)):
+    for note in filter(None, [unit_note(words), rounding_note(profile, [1] * len(profile.layers))]):
         print(f"zbsolve numbers: {note}", file=sys.stderr)
     return 0

@@ -14,7 +14,7 @@ from ..exec.choices import DEVICES, RUN_SPLITS, as_lines
 from ..profile.doubtful import other_model
 from ..trace import SLACK, Trace
 from ..util.errors import BadInput
-from ..util.text import exact_bytes, format_bytes, format_time, parse_bytes
+from ..util.text import exact_bytes, format_bytes, format_times, parse_bytes
 from .tools import need_torch, tell, word_and_number
 
 NAN = "nan"  # the default of --watch: check for NaN and inf
@@ -152,10 +152,11 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
     yield f"device: {trace.facts.get('on', trace.facts.get('device', 'cpu'))}"
     times = math.prod(mesh.values()) // problem.ranks if mesh else 1
     pipelines = f"{times} times " if times > 1 else ""
-    makespan = round(trace.makespan)  # rounded to whole µs, so that `compare` prints the same number
+    # Rounded to whole µs, so that `compare` prints the same number.
+    measured, expected = format_times(round(trace.makespan), predicted.makespan)
     yield (
-        f"{trace.steps} steps on {pipelines}{problem.ranks} ranks: makespan {format_time(makespan)} "
-        f"(median step; predicted {format_time(predicted.makespan)}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
+        f"{trace.steps} step{'s' * (trace.steps != 1)} on {pipelines}{problem.ranks} ranks: makespan {measured} "
+        f"(median step; predicted {expected}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
     )
     emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
     same = emulated is None or problem.source.endswith(f": {trace.facts['model']}")  # otherwise a stand-in runs

@@ -52,6 +52,8 @@ def load(spec: str, seed: int = 0) -> Model:
         return _own(spec, seed)
     if name in PRESETS:
         raise BadInput(f"model '{spec}': {name} takes no '@{setting}'; published models do: {', '.join(PUBLISHED)}")
+    if spec.endswith(".py"):
+        raise BadInput(f"model '{spec}': a file's function is missing: {spec}:function")
     hint = did_you_mean(name, NAMES, 3)
     raise BadInput(f"model '{spec}': unknown{hint} (presets: {', '.join(NAMES)}, mlp-N; or your own as module:function)")
 

@@ -155,6 +155,15 @@ def values(name: str, cells: str | Sequence[str], stages: int) -> list[dict[str,
     return fields * stages if len(fields) == 1 else fields
 
 
+def unit_note(words: Words) -> str:
+    """A sentence if some times of stages have a unit and others have none; "" otherwise."""
+    times = {name: text for name, text in words.items() if name in NUMBERS and NUMBERS[name].parse is parse_time}
+    parts = {name: text.split(",") if isinstance(text, str) else text for name, text in times.items()}
+    shown = {name: row[0] for name, row in parts.items() if not row[0].startswith("@") and not NOTHING.fullmatch(row[0])}
+    bare = [f"{name} {text.strip()} µs" for name, text in shown.items() if not has_unit(text)]
+    return f"a time without a unit counts in µs: {', '.join(bare)}" if 0 < len(bare) < len(shown) else ""
+
+
 def _fields(name: str, number: Number, parts: Sequence[str]) -> dict[str, float]:
     if len(parts) > len(number.fields):
         raise BadInput(f"{name} '{'/'.join(parts)[:40]}': {len(number.fields)} of them at most")

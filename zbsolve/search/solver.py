@@ -137,6 +137,8 @@ def solve(
 
     Raises Infeasible with the reason, NotFound, BadInput.
     """
+    if not isinstance(problem, Problem):
+        raise BadInput(f"solve: a Problem is needed, not a {type(problem).__name__}; a Profile's method `problem` makes one")
     check_options(method, solver, prefer, problem.objective)
     if method == "auto":
         ready(isinstance(prefer, Aim))

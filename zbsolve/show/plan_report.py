@@ -56,6 +56,7 @@ def _near(plan: Plan) -> Iterator[str]:
     times = steps_and_bounds([(candidate.value, float(plan.bounds.step[plan.number(candidate)])) for candidate in shown])
     rows = [head, *(_row(plan, candidate, *both) for candidate, both in zip(shown, times, strict=True))]
     yield from aligned(rows, left=(0, -1))
+    yield "layout: 8 × 2 are eight microbatches of two sequences, loop2 two stages a rank"
     yield f"memory: of the fullest rank, of {format_bytes(plan.memory)}: {', '.join(plan.best.memory())}"
     if plan.mfu(plan.best) is not None:
         yield f"MFU counts {MFU_COUNTS}"

@@ -206,7 +206,8 @@ def ratio_line(profile: Profile) -> str:
         speed = f"{sites.latency:.0f} µs and its bytes at {sites.bytes_per_us / 1e3:.2f} GB/s"
         blocking += f"; between sites of {sites.shared} ranks it takes {speed}, one after the other each way"
     if link.bytes_per_us == NO_LINK.bytes_per_us:
-        return f"{ratio}messages take the times of the layers and nothing for their bytes{blocking}"
+        what = "the times of the layers and nothing for their bytes" if any(c.message for c in profile.layers) else "no time"
+        return f"{ratio}messages take {what}{blocking}"
     return f"{ratio}a message takes {link.latency:.0f} µs and its bytes at {link.bytes_per_us / 1e3:.2f} GB/s{blocking}"
 
 

@@ -97,7 +97,8 @@ def certificate_lines(schedule: Schedule) -> list[str]:
     if c is None:
         return ["no certificate comes with this (a trace keeps none): nothing is proven here"]
     origin = f"{printable(c.solver)}; its own bound: for its passes on its ranks"
-    origin = f"found by {printable(c.solver)} in {c.seconds:.1f} s, seed {c.seed}" if c.solved_here else origin
+    took = f" in {c.seconds:.1f} s" if c.seconds else ""  # a search that --effort ends keeps no seconds
+    origin = f"found by {printable(c.solver)}{took}, seed {c.seed}" if c.solved_here else origin
     return [verdict(c), proof_line(c), f"{origin}; problem {printable(c.digest)}"]
 
 

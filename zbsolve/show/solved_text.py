@@ -220,7 +220,8 @@ def solved_as_text(solved: Solved) -> str:
     if solved.attention is not None:
         lines.append(_attention_in_words(solved.attention))
     if solved.usual is not None:
-        lines.append(f"against 1F1B on these ranks: {_changes_in_words(schedule, solved.usual)}")
+        against = f"{_changes_in_words(schedule, solved.usual)}{_no_room(schedule, solved.usual)}"
+        lines.append(f"against 1F1B on these ranks: {against}")
     if solved.fused_saves > NOTABLE:
         shorter = solved.usual is not None and solved.usual.timeline().value < timeline.value
         also = ", and 1F1B, which runs it, is shorter than this" if shorter else ""
@@ -375,6 +376,16 @@ def _changes_in_words(schedule: Schedule, other: Schedule) -> str:
         return text
     most = f"{format_bytes(max(its.peak_bytes))} → {format_bytes(max(own.peak_bytes))}"
     return f"{text}, {_change(memory, 'memory')} on the fullest rank ({most})"
+
+
+def _no_room(schedule: Schedule, usual: Schedule) -> str:
+    """`; rank 0 has no room for 1F1B's 4.80 GiB`: where 1F1B of the same layers on each rank would not fit; otherwise ""."""
+    own, its = schedule.problem, usual.problem
+    if own.capacity is None or (own.layers, own.routes) != (its.layers, its.routes):
+        return ""
+    rows = zip(usual.timeline().peak_bytes, own.capacity, strict=True)
+    over = next(((rank, peak) for rank, (peak, room) in enumerate(rows) if peak > room), None)
+    return f"; rank {over[0]} has no room for 1F1B's {format_bytes(over[1])}" if over else ""
 
 
 def _change(share: float, what: str) -> str:

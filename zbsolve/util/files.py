@@ -265,7 +265,7 @@ def read_one_of(path: str | os.PathLike[str], kinds: Sequence[str]) -> tuple[str
         raise BadInput(f"{path}: not a zbsolve file (field 'zbsolve' is missing){hint}")
     kind, version = body.pop("zbsolve"), body.pop("version", None)
     if kind not in kinds:
-        raise BadInput(f"{path}: holds a {kind}, not a {' or a '.join(kinds)} (field 'zbsolve')")
+        raise BadInput(f"{path}: holds a {kind}, not a {' or '.join(kinds)} (field 'zbsolve')")
     newest = VERSIONS.get(kind, 1)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise BadInput(f"{path}: format version {version!r} is not a whole number from 1 on (field 'version')")
@@ -299,6 +299,8 @@ def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
+        if not text.strip():
+            raise BadInput(f"{path}: damaged JSON: the file is empty") from None
         raise BadInput(f"{path}: damaged JSON at line {error.lineno} column {error.colno}: {error.msg}") from None
     except RecursionError:
         raise BadInput(f"{path}: damaged JSON: nested too deep") from None
