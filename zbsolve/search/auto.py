@@ -235,7 +235,7 @@ class _Bounds:
         says so. Runs that were not tried then tell why."""
         best, places = race.best(), {run.name for run in race.runs if run.problem is not None}
         known = {name: search.bound for name, search in self.searches.items()}
-        proven = best is not None and places == set(known) and min(known.values()) >= best.value
+        proven = not self.choices and best is not None and places == set(known) and min(known.values()) >= best.value
         for run in race.runs if proven else ():
             run.failed = NOT_SHORTER if run.failed == INTERRUPTED else run.failed
         return proven or stop()
