@@ -144,6 +144,15 @@ def test_families_cover_the_space() -> None:
             assert one.lost <= plan.bounds.step[by[i]] / plan.best.value - 1 + 1e-12
 
 
+def test_a_model_is_a_shape_or_the_name_of_one() -> None:
+    def made(model: Any) -> zbsolve.planner.Plan:
+        return zbsolve.plan(model, 4, 8, "a100", effort=0.1)
+
+    assert made("gpt-3.6b@layers=4").best.value == made(shape_by_name("gpt-3.6b@layers=4")).best.value
+    with pytest.raises(BadInput, match="gpt-3.7b"):
+        made("gpt-3.7b")
+
+
 def test_the_same_effort_gives_the_same_plan() -> None:
     again = zbsolve.plan(SMALL, 8, 16, A100, memory="12GiB", effort=1.0)
     assert again.best.layout == small().best.layout

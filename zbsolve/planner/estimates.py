@@ -1,6 +1,5 @@
 """Estimates of layouts' steps: formulas, corrected by the results of searches of similar layouts. They only decide which
-layouts are searched first; no bound depends on them.
-"""
+layouts are searched first; no bound depends on them."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from .cluster import Cluster, cluster_of
 from .plan_file import Plan
 from .profiled_model import Model
 from .searches import Progress, SpaceRace, price_first, price_space, search_at_start, search_space
-from .shape import Shape
+from .shape import Shape, shape_by_name
 from .solved_space import SAME_US
 from .space import ALL, Only, layouts
 
 
 def plan(
-    model: Model,
+    model: Model | str,
     devices: int,
     batch: int,
     cluster: Cluster | str | os.PathLike[str],
@@ -44,7 +44,7 @@ def plan(
 ) -> Plan:
     """Choose the layout that splits a model's step over devices, with a lower bound over the whole space of layouts.
 
-    model: its shape, or its profiles at several sizes.
+    model: its shape, the name of one (see `shape_by_name`), or its profiles at several sizes.
     devices: their number.
     batch: sequences in a step.
     cluster: a cluster, a preset's name, or the path of a cluster file.
@@ -66,6 +66,7 @@ def plan(
     Raises BadInput; Infeasible where no layout fits; NotFound where no schedule was found in time; WorkersLost.
     """
     compiled()
+    model = shape_by_name(model) if isinstance(model, str) else model
     model = model if only.target is None else replace(model, gradients=only.target.gradients)
     cluster = cluster_of(cluster)
     limit = memory_of(cluster, memory)
