@@ -202,7 +202,8 @@ class Schedule:
 
     def within(self, rest: Problem) -> Schedule:
         """The same order on a problem that has only some of its passes."""
-        order = {stream: tuple(name for name in self.order[stream] if name in rest.index) for stream in rest.streams}
+        kept = {stream: names for stream, names in self.order.items() if stream in rest.streams}
+        order = {stream: tuple(name for name in names if name in rest.index) for stream, names in kept.items()}
         return Schedule(rest, order, tuple(pair for pair in self.syncs if all(name in rest.index for name in pair)))
 
     def to_json(self) -> dict[str, Any]:

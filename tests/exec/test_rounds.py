@@ -151,7 +151,7 @@ def test_what_needs_all_passes_is_refused(tmp_path: Path, capsys: Any) -> None:
     files.save(long, path)
     for more, why in (
         (["-o", str(tmp_path / "t.json")], "run -o: a trace has a row for each pass: 6,000,000 passes are more than"),
-        (["--emulate", "schedule"], "run --emulate: devices tell each other of each pass: 6,000,000 passes"),
+        (["--emulate", "schedule"], "zbsolve run: --emulate: devices tell each other of each pass: 6,000,000 passes"),
         (["--one-device", "cpu"], "6,000,000 passes are more than can be taken one by one"),
     ):
         assert main(["run", str(path), "--model", "mlp-2", "--local", *more]) == 2

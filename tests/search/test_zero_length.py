@@ -113,7 +113,7 @@ def test_a_period_of_nothing_is_refused():
 
 def test_a_frontier_of_layers_whose_weight_gradient_takes_no_time():
     profile = equal_layers(4)
-    profile = replace(profile, layers=tuple(replace(one, B=0.0, W=0.0, BW=0.0) for one in profile.layers))
+    profile = replace(profile, layers=tuple(replace(one, W=0.0, BW=one.B) for one in profile.layers))
     found = frontier(profile, Step(2, 4, "vee"), points=3, effort=0.3)
-    assert found.points[-1].value == 10 + 80 + 10  # rank 1's forwards, behind one of rank 0 and before another
+    assert found.points[-1].value == 10 + 4 * (20 + 24) + 12  # rank 1's passes, behind an F and before a B of rank 0
     assert all(verify(point.schedule.problem, point.schedule) == () for point in found.points)

@@ -79,7 +79,7 @@ class AttentionPeers(Part):
         handed, tag = self.handed[at], self._tags[at]
         helping = Helping(self, handed, tag)
         yield helping
-        helping.sent += begin_value(self.wires, None, handed.rank, tag=tag)  # tells the helper that nothing more comes
+        helping.sent += self.send(handed.rank, tag, None)  # tells the helper that nothing more comes
         for work, _ in helping.sent:
             self.wires.wait(work, handed.rank, self.timeout)
 
@@ -87,7 +87,7 @@ class AttentionPeers(Part):
         """Compute what the stage's rank asks for, until its pass is over."""
         home, tag, sent = self.homes[stage], self._tags[stage, part, backward], list[Any]()
         while (given := receive_value(self.wires, home, tag=tag, timeout=self.timeout)) is not None:
-            sent += begin_value(self.wires, (_gradients if backward else _attention)(*given), home, tag=tag + 1)
+            sent += self.send(home, tag + 1, (_gradients if backward else _attention)(*given))
         for work, _ in sent:
             self.wires.wait(work, home, self.timeout)
 
@@ -117,6 +117,10 @@ class AttentionPeers(Part):
             raise self.peers.thread_error
         return 0
 
+    def send(self, rank: int, tag: int, value: Any) -> list[tuple[Any, Tensor]]:
+        """Start to send a value (see `begin_value`)."""
+        return begin_value(self.wires, value, rank, tag=tag)
+
 
 class Helping:
     """The asking end of the exchange, for one pass. sent: messages in transit."""
@@ -128,7 +132,7 @@ class Helping:
         """Ask for the attention of queries to keys and values; or, with `more` (the gradient of the whole output, the output
         and its statistics), for the gradients."""
         asked = scale_of(query, scores), scores.mask, query, key, value, *more
-        self.sent += begin_value(self.peers.wires, asked, self.handed.rank, tag=self.tag)
+        self.sent += self.peers.send(self.handed.rank, self.tag, asked)
 
     def answer(self) -> Sequence[Tensor]:
         """The output and its statistics, or the gradients of queries, keys and values."""
