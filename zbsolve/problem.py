@@ -332,6 +332,12 @@ class Problem:
         return computing[self.passes.streams]
 
     @cached_property
+    def copying(self) -> Bools:
+        """Whether each pass moves bytes to a further pool, or back, beside computing."""
+        ends = np.concatenate([rows[self.edges.pool > 0] for rows in (self.edges.before, self.edges.after)])
+        return ~self.computing & np.isin(np.arange(len(self.passes)), ends)
+
+    @cached_property
     def side_stream(self) -> Ints:
         """Rows of the passes that occupy no compute stream (all-to-alls, exchanges, gathers) and run beside the others."""
         return np.flatnonzero(~self.computing).astype(np.int64)

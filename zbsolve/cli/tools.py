@@ -187,7 +187,7 @@ def need_torch() -> None:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise BadInput("torch is missing, and profile and run need it: pip install torch (2.5 or newer)")
+        raise BadInput("torch is missing, and profile and run need it: pip install torch (2.11 or newer)")
 
 
 def progress_line(text: str) -> None:

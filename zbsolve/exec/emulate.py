@@ -120,9 +120,7 @@ def _profiled(profile: Profile, problem: Problem) -> Problem:
     """The same step with a profile's durations."""
     stays = problem
     if profile.host is None:  # it says nothing of copies to a further pool, and back
-        e, further = problem.edges, problem.edges.pool > 0
-        copies = np.union1d(e.before[further], e.after[further])
-        stays = problem.only(np.setdiff1d(np.arange(len(problem.passes)), copies))
+        stays = problem.only(np.flatnonzero(~problem.copying))
     return timed_by(stays, replace(profile, capacity=None))  # the solver has checked that it fits
 
 

@@ -94,7 +94,7 @@ class OneDevice:
         self.view = StepView.of(schedule)
         for lacks, there in (
             ("passes U need", problem.round > 0),
-            ("copies to host memory need", (problem.edges.pool > 0).any()),
+            ("copies to host memory need", problem.copying.any()),
             ("collectives need", problem.passes.that(together=True).any()),
             ("passes for another rank need", problem.passes.that(away=True).any()),
         ):

@@ -160,7 +160,7 @@ class _Rank:
             self.enqueue(f"sums of {action.stage}", f"begins {name}", [self.computed], end)
         elif handler.settle is not None:
             self.copy(action)
-        elif handler.ended is not None:
+        elif handler.ended is not None:  # it is over by itself, beside the passes behind it; what it prepared is released
             end = self.enqueue("beside", f"begins {name}", [self.computed])
             if handler.release is not None:
                 self.prepared[action.stage] = end

@@ -196,15 +196,20 @@ def with_syncs(schedule: Schedule) -> Schedule:
     return synced(schedule.problem, schedule.sequences, moments_in(schedule.timeline()), schedule.syncs)
 
 
+def slowing(problem: Problem) -> Bools:
+    """Which pairs of passes are on one rank, and one slows the other where they meet; shape (passes, passes)."""
+    p = problem.passes
+    paces = problem.paces[p.kind[:, None], p.kind]
+    return (np.minimum(paces, paces.T) < WHOLE) & (p.rank[:, None] == p.rank) & (p.streams[:, None] != p.streams)
+
+
 def with_waits(schedule: Schedule) -> Schedule:
     """The schedule, or a shorter one in which passes that slow each other wait for each other in place of meeting: one sync
     after the other is added where that makes the step shorter. The schedule has all other syncs that it needs."""
     problem, best = schedule.problem, schedule
-    p, names, tries = problem.passes, problem.names, MOST_TRIED // len(problem.passes)
-    if not problem.slowdowns or len(p) > MOST_WAITING:
+    if not problem.slowdowns or len(problem.passes) > MOST_WAITING:
         return schedule
-    paces = problem.paces[p.kind[:, None], p.kind]
-    slows = (np.minimum(paces, paces.T) < WHOLE) & (p.rank[:, None] == p.rank) & (p.streams[:, None] != p.streams)
+    names, slows, tries = problem.names, slowing(problem), MOST_TRIED // len(problem.passes)
     while tries > 0:
         before = best.timeline()
         meet = slows & (before.start[:, None] < before.end) & (before.start < before.end[:, None])

@@ -18,6 +18,7 @@ from ortools.sat.python import cp_model
 
 from ..greedy.arrays.problem_arrays import arrays_of
 from ..greedy.lists.list_scheduler import schedule_by_start
+from ..greedy.syncs import slowing
 from ..problem import UNLIMITED, Ints, Problem
 from ..schedule import Schedule
 from ..tables import WHOLE, Bools, Edges
@@ -134,10 +135,8 @@ def _meeting(problem: Problem) -> Ints:
     shape (pairs, 2). None of a problem with very many passes: leaving pairs out only relaxes it."""
     if not problem.slowdowns or len(problem.passes) > MAX_SLOWED_PASSES:
         return np.zeros((0, 2), np.int64)
-    p, ordered = problem.passes, reach(problem)
-    slows = problem.paces[p.kind[:, None], p.kind] < WHOLE
-    meet = (slows | slows.T) & ~(ordered | ordered.T) & (p.rank[:, None] == p.rank) & (p.streams[:, None] != p.streams)
-    return np.argwhere(meet)
+    ordered = reach(problem)
+    return np.argwhere(slowing(problem) & ~(ordered | ordered.T))
 
 
 def _slowed(m: CpModel, length: list[Any], pairs: Ints, horizon: int) -> None:

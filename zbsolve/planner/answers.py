@@ -1,6 +1,5 @@
 """`what_if`: the plan again with one number changed, and how much of the difference is proven. `plan_front`: the least step
-over the memory of a device, or over the number of devices, with a lower bound at each point.
-"""
+over the memory of a device, or over the number of devices, with a lower bound at each point."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """`Candidate`: one layout with a partition, a schedule and the time of its step; the profile that its problem is built from;
-`Choice`, the best candidate of a plan without its space; and the orders of engines that run only their own.
-"""
+`Choice`, the best candidate of a plan without its space; and the orders of engines that run only their own."""
 
 from __future__ import annotations
 

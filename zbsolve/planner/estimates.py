@@ -27,10 +27,10 @@ def estimated_steps(bounds: SpaceBounds, memory: int) -> Floats:
 
     Filling the pipeline takes a forward of one stage on each rank. Activations of a stage live at least until their
     microbatch has passed the later stages and come back: where F, B and W take equally long, a rank keeps p / 3 microbatches
-    in a V, and p (1 + 1 / v) / 3 in a loop (2405.15362). Searches lose little with twice that, or with 1F1B's p. With less
-    memory a step takes longer in proportion. More parts fill faster and keep less (2406.03488); they only lose the power
-    `SLOWED` of the shortage, as nine layouts of GPT 175B showed, down to half. Activations in host memory are not kept, but
-    their copies take time. Copies that searches do not need give the factor `NEEDLESS`.
+    in a V, and p (1 + 1 / v) / 3 in a loop, as 2405.15362 counts. Searches lose little with twice that, or with 1F1B's p.
+    With less memory a step takes longer in proportion. More parts fill faster and keep less (2406.03488): with at least half
+    of that memory, a step grows by the shortage to the power `SLOWED` only, as nine layouts of GPT 175B showed. Activations
+    in host memory are not kept, but their copies take time. Copies that searches do not need give the factor `NEEDLESS`.
     """
     layout, costs = bounds.layout, bounds.costs
     blocks, pp = costs.blocks / layout.pp, layout.pp

@@ -2,8 +2,7 @@
 
 At the size of a profile its costs are used unchanged. Between two sizes every time and every number of bytes is
 interpolated linearly, since what a microbatch computes, moves and keeps is a constant and a part proportional to its
-sequences. Outside the sizes, and for other tensor ranks, costs are unknown.
-"""
+sequences. Outside the sizes, and for other tensor ranks, costs are unknown."""
 
 from __future__ import annotations
 

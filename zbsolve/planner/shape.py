@@ -1,6 +1,5 @@
 """`Shape`: the sizes of a decoder-only transformer, and what its blocks compute and keep; and published shapes by name.
-`name@sequence=8192,layers=40` is a published shape with changed sizes.
-"""
+`name@sequence=8192,layers=40` is a published shape with changed sizes."""
 
 from __future__ import annotations
 

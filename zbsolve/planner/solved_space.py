@@ -1,6 +1,5 @@
 """`SolvedSpace`: every layout of a plan with its lower bound, and the steps of those that were solved. From it follow how
-much each family of layouts loses, and why the bound of a plan's schedule holds.
-"""
+much each family of layouts loses, and why the bound of a plan's schedule holds."""
 
 from __future__ import annotations
 

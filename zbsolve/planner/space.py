@@ -1,6 +1,5 @@
 """All legal layouts of a model on a number of devices; `Only`, which of them a plan considers; and `AXES`, the features that
-it chooses from: each is a field of `Layout`, with its values and what they make of a step.
-"""
+it chooses from: each is a field of `Layout`, with its values and what they make of a step."""
 
 from __future__ import annotations
 

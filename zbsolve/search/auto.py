@@ -171,7 +171,7 @@ class _Bounds:
                 continue
             splits = Splits.of(run.step.costs(profile))
             ways = () if splits is None else (splits, replace(splits, room=None))  # with recompute, F keeps less
-            for way in islice((way for way in ways if way.covers(run.problem)), 1):
+            if (way := next((way for way in ways if way.covers(run.problem)), None)) is not None:
                 self.searches[run.name] = SplitSearch(way, serial_length(run.problem))
 
     def begin(self, race: Race, amount: float) -> None:

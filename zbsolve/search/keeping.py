@@ -2,8 +2,7 @@
 bounds that hold for every choice of what is kept.
 
 Each further frontier is a race (`solve_auto`) at each memory limit, from the tightest up: a schedule that fits less memory
-also fits more, and a schedule of a frontier with fewer choices is also one of a frontier with more.
-"""
+also fits more, and a schedule of a frontier with fewer choices is also one of a frontier with more."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def solve(
     if state.lean is None:
         raise _nothing(state, method)
     used, best = clock.used + further, with_syncs(state.lean)
-    waiting = with_waits(best) if method in METHODS else best
+    waiting = with_waits(best) if method in METHODS and best.timeline().value > state.bound.value else best
     if waiting is not best and not (verify(waiting.problem, waiting) or lacking(waiting).any()):
         best = waiting
     certificate = certificate_of(best, state.bound, state.lean_solver, 0.0 if clock.counted else used, seed)

@@ -1,8 +1,7 @@
 """What a measured step could be: its bubble, the best schedules of the same passes in the same memory, equal stages.
 
 Also the order of a schedule with the times of another profile. It is refused if its file does not tell what step it is of
-(see `step_again`).
-"""
+(see `step_again`)."""
 
 from __future__ import annotations
 
