@@ -399,7 +399,7 @@ def _run(part: Part, until: float) -> dict[str, Any]:
         lines = [line[:MAX_SAID] for line in said.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         print("\n".join(lines[-30:]), file=sys.stderr)
         last = lines[-1][:MAX_LINE] if lines else "it said nothing"
-        late = "stopped" if STOPPED.is_set() else f"not done after {limit:.4g} s"
+        late = "stopped" if STOPPED.is_set() else f"not done after {limit:.0f} s"
         why = late if code is None else f"exit code {code}: {last}"
         return row | {"error": why if code != 0 else f"no results: {last}", "said": lines[-30:]}
 

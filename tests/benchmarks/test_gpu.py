@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -79,7 +80,8 @@ def test_what_a_killed_part_leaves_running_is_stopped_and_no_part_goes_on_behind
     monkeypatch.setattr(harness, "ENDING_SECONDS", 0.5)
     parts = [Part("leaves", f"{PARTS}:leaves_a_server", 60), Part("works", f"{PARTS}:works", 60)]
     found = results_of(parts, until=time.monotonic() + 8)
-    assert [row["error"] for row in found.values()] == ["not done after 8 s", "not begun: no time was left"]
+    assert re.fullmatch("not done after [78] s", found["leaves"]["error"])  # what is left of 8 s when it begins
+    assert found["works"]["error"] == "not begun: no time was left"
     stop, folder = told.read_text().splitlines()
     assert stop == "quit -t 2"
     assert not Path(folder).exists()  # it lay in the part's
