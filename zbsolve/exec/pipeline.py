@@ -360,14 +360,14 @@ class Pipeline:
         its `switches` say from which step on another order ran."""
         gpu = self._runner.gpu
         launching = None if gpu is None else gpu.launching / 1000
-        bodies = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
+        told = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]))
         if self.view.part is not None:
             steps: Sequence[Any] = put_together([result.seen for result in results], self.wires, whole)
         else:
             whole, steps = results[0].seen.table.schedule, [result.seen for result in results]
-        if not bodies or whole is None:
+        if not told or whole is None:
             return None
-        ranks = [json.loads(body) for body in bodies]
+        ranks = [json.loads(of_rank) for of_rank in told]
         if splits := merged([rows for _, rows, _ in ranks]):
             facts = facts | {"splits": splits}
         if gpu is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -24,8 +23,9 @@ from .choices import merged
 from .handlers import passes_where
 from .memory import Memory
 from .step_view import StepView
+from .transport.format import receive_value, send_value
 from .transport.peers import Peers
-from .transport.wires import Wires, receive_bytes, send_bytes
+from .transport.wires import Wires
 
 # Before the columns: when the step began, the sum of its losses (a float64's bits), its first start and its last end.
 HEAD_WORDS = 4
@@ -190,27 +190,26 @@ class StepReport:
         return Timeline(self._reports.view.schedule.problem, start, end)
 
 
-def gathered(wires: Wires, body: bytes) -> list[bytes]:
-    """The bodies of all ranks, on rank 0; nothing on the others. All ranks call this. Raises LostRank."""
+def gathered(wires: Wires, value: Any) -> list[Any]:
+    """The values of all ranks, on rank 0; nothing on the others. All ranks call this. Raises LostRank."""
     if wires.rank:
-        send_bytes(wires, body, 0)
+        send_value(wires, value, 0)
         return []
-    return [body, *(receive_bytes(wires, rank) for rank in range(1, wires.size))]
+    return [value, *(receive_value(wires, rank) for rank in range(1, wires.size))]
 
 
 def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None) -> list[MeasuredStep]:
     """Steps from reports of which each rank knows its own, on rank 0, which has the schedule of the whole step; nothing on
     other ranks. All ranks call this. Raises LostRank."""
-    bodies = gathered(wires, np.stack([step.mine for step in steps]).tobytes())
+    reported = gathered(wires, torch.from_numpy(np.stack([step.mine for step in steps])))
     losses = [step.loss for step in steps]
-    if not bodies or schedule is None:
+    if not reported or schedule is None:
         return []
     rows = list(schedule.sequences.values())
     whole = [np.zeros(len(own), bool) for own in rows]
     table = replace(steps[0].table, schedule=schedule, rows=rows, goes_on=whole)
     words = np.zeros((len(steps), len(rows), HEAD_WORDS + 4 * max(map(len, rows))), np.int64)
-    for rank, body in enumerate(bodies):
-        columns = np.frombuffer(body, np.int64).reshape(len(steps), -1)
+    for rank, columns in enumerate(reported):
         words[:, rank, : columns.shape[1]] = columns
     measured = [table.columns(word) for word in words]
     problem = schedule.problem
@@ -284,17 +283,17 @@ def run_numbers(pipeline: Any, results: Sequence[Any], memory: Memory, facts: di
     part = pipeline.view.part
     assert part is not None
     own = {"peak": memory.peak, "predicted": memory.predicted_peak, "most": memory.most, "window": part.window}
-    bodies = [json.loads(body) for body in gathered(pipeline.wires, json.dumps([own, pipeline.splits]).encode())]
+    told = pipeline.wires.told([own, pipeline.splits])
     windows = [result.seen.windows for result in results]
-    if not bodies:
+    if pipeline.rank:
         return None
     makespans = [float(window[:, 1].max() - window[:, 0].min()) for window in windows]
     spans = [float((window[:, 1] - window[:, 0]).max()) for window in windows]
     values = makespans if part.one.objective == "makespan" else spans
     median = sorted(range(len(values)), key=values.__getitem__)[(len(values) - 1) // 2]
-    if splits := merged([rows for _, rows in bodies]):
+    if splits := merged([rows for _, rows in told]):
         facts = facts | {"splits": splits}
-    ranks = [numbers for numbers, _ in bodies]
+    ranks = [numbers for numbers, _ in told]
     facts = facts | {
         "predicted_peaks": [rank["predicted"] for rank in ranks],
         "transient_peaks": [rank["most"] for rank in ranks],

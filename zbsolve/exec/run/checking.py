@@ -28,7 +28,7 @@ from ..mesh import PipelineMesh, group_along
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..transport.format import receive_value, send_value
-from ..transport.wires import Wires, receive_bytes, send_bytes
+from ..transport.wires import Wires
 
 Verdict = dict[str, Any]
 SHAKES = 8  # references with changed weights; each moves a sum near a kink to its other side with a chance of about a half
@@ -185,13 +185,12 @@ def compare(
         for layer in (layer for layer, ranks in enumerate(owners) if wires.rank in ranks):
             here = _of_layer(own, layer).items()
             send_value(wires, [(name, str(val.dtype).removeprefix("torch."), val.tensor) for (_, name), val in here], 0)
-        receive_bytes(wires, 0)  # wait for the verdict: rank 0 may make further references
+        wires.told("")  # wait for the verdict: rank 0 may make further references
         return None
     assert whole is not None
     right = values(dict(enumerate(whole)), what)
     judged = _moving(_judged(wires, owners, own, right, others, what), right, others.shaken, what)
-    for other in range(1, wires.size):
-        send_bytes(wires, b"", other)
+    wires.told("")
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
     gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER

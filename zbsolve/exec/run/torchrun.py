@@ -30,13 +30,12 @@ from ..layers import forwards_alone, layer_counts
 from ..lowering import check_by_rank, check_runs, lower
 from ..mesh import DATA, PIPELINE, coordinate_of, located
 from ..reports import RunNumbers
+from ..transport.format import receive_value, send_value
 from ..transport.mailbox import Looker
 from ..transport.peers import Peers, agreed
-from ..transport.wires import Wires, receive_bytes, send_bytes
+from ..transport.wires import Wires
 from .host import check_host_memory, take_environment
 from .job import Options, run_rank
-
-MARK_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,13 +95,11 @@ def own_part(rounds: Rounds, wires: Wires, sizes: Mapping[str, int]) -> RankPart
         pass
     rank, long = coordinate_of(sizes, wires.rank)[PIPELINE], rounds.long
     if rounds.checked is None:
-        body = receive_bytes(wires, 0)
-        lanes, digest = near_lanes(long.one, rank), body[:MARK_BYTES].decode()
-        start = np.frombuffer(body[MARK_BYTES:], np.int64).reshape(len(lanes), long.few)
-        return RankPart(long.one, long.microbatches, long.round, rank, lanes, start, digest)
+        digest, start = receive_value(wires, 0)
+        return RankPart(long.one, long.microbatches, long.round, rank, near_lanes(long.one, rank), start.numpy(), digest)
     for other in range(1, wires.size):
         part = rounds.checked.part(coordinate_of(sizes, other)[PIPELINE])
-        send_bytes(wires, part.digest.encode() + np.ascontiguousarray(part.start, np.int64).tobytes(), other)
+        send_value(wires, (part.digest, torch.from_numpy(np.ascontiguousarray(part.start, np.int64))), other)
     return rounds.checked.part(rank)
 
 
