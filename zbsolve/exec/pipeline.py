@@ -40,8 +40,7 @@ from .lowering import lower
 from .memory import Memory
 from .mesh import Parallelize, pipeline_mesh
 from .own import own_part, parallel_part
-from .rank import StepResult
-from .reports import gathered, put_together, trace_of
+from .reports import StepResult, gathered, put_together, trace_of
 from .slack import Slack, check_slack
 from .slices.cutting import Counting, Cutting
 from .step_view import StepView
@@ -362,9 +361,9 @@ class Pipeline:
         launching = None if gpu is None else gpu.launching / 1000
         told = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]))
         if self.view.part is not None:
-            steps: Sequence[Any] = put_together([result.seen for result in results], self.wires, whole)
+            steps: Sequence[Any] = put_together(results, self.wires, whole)
         else:
-            whole, steps = results[0].seen.table.schedule, [result.seen for result in results]
+            whole, steps = results[0].table.schedule, results
         if not told or whole is None:
             return None
         ranks = [json.loads(of_rank) for of_rank in told]
@@ -372,6 +371,6 @@ class Pipeline:
             facts = facts | {"splits": splits}
         if gpu is not None:
             facts = facts | {"launching_us": [us for *_, us in ranks]}
-        ran = pairwise([result.seen.table.schedule for result in results])
+        ran = pairwise([result.table.schedule for result in results])
         switches = tuple(Switch(i, dict(b.order), b.syncs) for i, (a, b) in enumerate(ran, 1) if a is not b)
         return replace(trace_of(whole, steps, [Memory(**fields) for fields, *_ in ranks], facts), switches=switches)

@@ -104,8 +104,6 @@ def own_part(rounds: Rounds, wires: Wires, sizes: Mapping[str, int]) -> RankPart
 
 
 Announce = Callable[[str], None]
-# Tasks with the timeout for starting; all others have that of a pass.
-SLOW_TASKS = ("", "start", "joining", "building", "checking", "collecting", "leaving")
 WATCH_SECONDS = 0.2
 LATE_SECONDS = 3.0  # that a rank gets beyond its timeout, to report what it waited for
 
@@ -253,7 +251,7 @@ class Watchdog:
         self._busy.set()
 
     def announce(self, name: str) -> None:
-        """This rank now does `name`: a pass, or one of SLOW_TASKS."""
+        """This rank now does `name`: a pass, or one of `SLOW_TASKS`."""
         self.name, self._since = name, time.monotonic()
         self._announce(name)
 
@@ -264,12 +262,7 @@ class Watchdog:
     def look(self) -> None:
         """End the process if its task is late."""
         name, since = self.name, self._since
-        limit = allowed(name, self._options)
+        limit = self._options.allowed(name)
         if time.monotonic() - since > limit + LATE_SECONDS and name == self.name:
             os.write(2, f"zbsolve run: rank {self._rank}, pass {name}: not done after {limit:g} s\n".encode())
             os._exit(1)
-
-
-def allowed(name: str, options: Options) -> float:
-    """How many seconds an announced task may take."""
-    return options.start_timeout if name in SLOW_TASKS else options.timeout

@@ -81,7 +81,7 @@ class _Mapped:
 
 
 class ShmSender:
-    """The sending end, for at most `messages` in a step. offer: plain values, by which the receiver opens it. Raises OSError."""
+    """The sending end, for at most `messages` in a step. offer: plain values that the receiver opens. Raises OSError."""
 
     def __init__(self, messages: int) -> None:
         memory = FileIO(os.memfd_create(f"zbsolve-{secrets.token_hex(8)}"), "r+")

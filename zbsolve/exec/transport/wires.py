@@ -102,10 +102,9 @@ class Wires:
     def _local(self, edges: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], ShmSender | ShmReceiver]:
         """This rank's ends of the memory that pairs of ranks share; of pairs that cannot share any, neither has one."""
         opened = {b: ShmSender.opened(count) for (a, b), count in edges.items() if a == self.rank}
-        offers = self.told({b: sender.offer for b, sender in opened.items() if sender is not None})
-        made = {
-            a: ShmReceiver.of(own[str(self.rank)], self.timeout) for a, own in enumerate(offers) if str(self.rank) in own
-        }
+        offers = self.told([(b, sender.offer) for b, sender in opened.items() if sender is not None])
+        own = ((a, offer) for a, of_rank in enumerate(offers) for b, offer in of_rank if b == self.rank)
+        made = {a: ShmReceiver.of(offer, self.timeout) for a, offer in own}
         receivers = {a: receiver for a, receiver in made.items() if receiver is not None}
         taken = self.told(list(receivers))
         senders = {b: sender.agreed(self.rank in taken[b]) for b, sender in opened.items() if sender is not None}
@@ -127,8 +126,10 @@ class Wires:
                 _ = work.wait() if timeout is None else work.wait(timeout)
 
     def gather(self, row: Tensor) -> tuple[Any, Tensor]:
-        """Start to gather a row of numbers from each rank. Returns the work handle and the rows, filled when it is done:
-        shape (ranks, numbers). All ranks call this."""
+        """Start to gather a row of numbers from each rank. Returns the work handle (None: done) and the rows, filled when it
+        is done: shape (ranks, numbers). All ranks call this."""
+        if self.size == 1:
+            return None, row[None]
         everything = row.new_empty((self.size, len(row)))
         return self.control.allgather([list(everything.unbind())], [row]), everything
 
