@@ -32,7 +32,7 @@ from ..util.errors import BadInput
 from .base.handler import Graph, Handler
 from .base.part import Part, RankState, asked
 from .base.program import Action
-from .base.torch_private import own_backend, without_modes
+from .base.torch_private import own_backend
 from .base.values import as_local_of, is_dtensor, laid_out_as, local, local_bytes
 from .connecting import Connecting
 from .layers import tie
@@ -68,8 +68,7 @@ class Sum:
         for i, p in enumerate(parameters):
             if p.grad is None:
                 there[i].zero_()
-        with without_modes():  # it is no activation
-            flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
+        flat = torch.cat([*(_gradient(p).reshape(-1) for p in small), there])
         total = cls(parameters, small, flat, large, [begin(tensor) for tensor in (flat, *(grad for _, grad in large))])
         for work in total.works if timed and not flat.is_cuda else ():
             stamped(work, total.ended)
@@ -199,6 +198,9 @@ class Shared(Part):
         """The parameters that other ranks of the pipeline hold too."""
         return [p for bucket in self._buckets for p in bucket.parameters]
 
+    def no_activations(self) -> list[Tensor]:
+        return [bucket.sum.flat for bucket in self._buckets if bucket.sum is not None]
+
     def elsewhere(self) -> list[nn.Parameter]:
         return [p for bucket in self._buckets if bucket.ranks[0] != self._wires.rank for p in bucket.parameters]
 
@@ -271,6 +273,9 @@ class Replicas(Part):
         self._missing = Counter(id(p) for parameters in self._stages.values() for p in parameters)
         self._open = dict(self._missing)
         self._sums: list[tuple[Sum, int]] = []  # and what to divide it by
+
+    def no_activations(self) -> list[Tensor]:
+        return [total.flat for total, _ in self._sums]
 
     def done(self, stage: int) -> None:
         if stage not in self._exchanged:
