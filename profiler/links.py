@@ -33,7 +33,7 @@ from zbsolve.exec.device.rank_device import DeviceRows, Marks
 from zbsolve.exec.run.host import device_environment, end_with_parent, local_network, together
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.transport.peers import clock_lead
-from zbsolve.exec.transport.wires import Wires, passed, receive_bytes, send_bytes
+from zbsolve.exec.transport.wires import Wires, passed
 from zbsolve.layer import Link
 from zbsolve.util.errors import RunFailed
 from zbsolve.util.files import write_text
@@ -220,25 +220,14 @@ def survey(
         times: dict[str, Any] = {}
         if wires.rank in (low, low + 1):
             times = _End(wires, 2 * low + 1 - wires.rank, device, timeout).measured()
-        sides = [_collect(wires, rank, times) for rank in (low, low + 1)]
+        told = wires.told(times)
         if wires.rank == 0:
-            pairs.append(_joined((low, low + 1), sides))
+            pairs.append(_joined((low, low + 1), told[low], told[low + 1]))
     collectives = measured_collectives(ranks, sizes)
     by_group = measured_curves(ranks) if curves else []
     ranks.meet()
     wires.close()
     return Survey(pairs, wires.size, collectives, by_group) if wires.rank == 0 else None
-
-
-def _collect(wires: Wires, rank: int, times: dict[str, Any]) -> dict[str, Any]:
-    """`rank`'s measurements, on rank 0."""
-    if rank == wires.rank == 0:
-        return times
-    if rank == wires.rank:
-        send_bytes(wires, json.dumps(times).encode(), 0)
-    if wires.rank == 0:
-        return json.loads(receive_bytes(wires, rank))
-    return {}
 
 
 @dataclass
@@ -331,10 +320,9 @@ class _End:
         return {size: [message(size, i) for i in range(self.lot.warmups + self.lot.repeats)] for size in sizes}
 
 
-def _joined(ranks: tuple[int, int], sides: list[dict[str, Any]]) -> Pair:
-    """A pair from the results of both ends, whose keys are strings if they came as JSON."""
-    low, high = sides
-    both = {int(size): [*row, *high["both"][str(size)]] for size, row in low["both"].items()}
+def _joined(ranks: tuple[int, int], low: dict[str, Any], high: dict[str, Any]) -> Pair:
+    """A pair from the results of both ends, whose keys are strings, as in JSON."""
+    both = {int(size): [*row, *high["both"][size]] for size, row in low["both"].items()}
     trips = {int(size): row for size, row in low["one"].items()}
     shared = SHARED if low["place"] and low["place"] == high["place"] else ""
     return Pair(ranks, trips, both, low["alone"] + high["alone"], low["busy"] + high["busy"], shared)

@@ -57,7 +57,7 @@ def _check_message(graph: Graph, rows: Ints) -> None:
         raise BadInput(f"pass {graph.one(row).name}: no edge on its rank brings what it sends")
 
 
-_PASSED = {"alone": True, "only_time": True, "in_parts": True}
+_PASSED: dict[str, Any] = {"alone": True, "only_time": True, "in_parts": True}
 HANDLERS: dict[str, Handler] = {
     **backward.HANDLERS,
     **offload.HANDLERS,

@@ -144,7 +144,7 @@ class Pipeline:
         self.hooks.watch |= watch
         self.split = split
         slack, split = split.endswith(SLACK), split.removesuffix(SLACK)
-        how = split, self.mesh, parallelize, work, slack, group, replicas
+        how = split, self.mesh, parallelize, work, slack, group, replicas, emulate
         given = Given(layers, loss, tuple(tied), init, update, self.device, seed, *how)
         own = self._own_part(given)
         self.programs, self.program, self.counts = own.programs, own.program, own.counts
@@ -154,7 +154,7 @@ class Pipeline:
         self.cutting, self.counting = Cutting.of(self.view.step), Counting.of(loss)
         homes = self.view.step.stage_ranks  # stages beyond the model's follow; they have no layers
         self.owners = [ranks for ranks, n in zip(homes, own.counts, strict=False) for _ in range(n)]
-        self._connect(own, given, emulate)
+        self._connect(own, given)
         if capture:
             self._runner.capture()
         places = [part.place for part in self.parts if part.place is not None]
@@ -176,7 +176,7 @@ class Pipeline:
                 own = parallel_part(own, given)
         return own
 
-    def _connect(self, own: Own, given: Given, emulate: Times | None) -> None:
+    def _connect(self, own: Own, given: Given) -> None:
         """Connect to the other ranks, and make the runner of this rank's passes."""
         with self.peers.telling("building"):
             free = None if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0]
@@ -184,7 +184,7 @@ class Pipeline:
             taken = 0 if free is None else free - torch.cuda.mem_get_info(self.device)[0]
             self.communicators = {"count": len(self.peers.wires.pairs), "bytes": taken}
             weakref.finalize(self, self.peers.wires.close)
-            self._runner = connected(own, given, self.wires, self.peers, self.hooks, emulate)
+            self._runner = connected(own, given, self.wires, self.peers, self.hooks)
             self.mailbox, state = self._runner.mailbox, self._runner.interpreter.state
             parameters = dict(self.module.named_parameters())
             self.mailbox.trained = lambda: {name: p.requires_grad for name, p in parameters.items()}
