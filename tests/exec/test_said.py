@@ -90,7 +90,7 @@ def test_an_interrupt_keeps_the_steps_that_were_done(tmp_path: Path) -> None:
             while "step " not in (line := process.stderr.readline()):
                 assert line
             process.send_signal(signal.SIGINT)
-            said, told = process.communicate(timeout=100)
+            said, told = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == 0
