@@ -64,7 +64,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 def links() -> Any:
     from profiler.links import measure_links
 
-    return measure_links(sizes=(196_608, 2048))
+    return measure_links(400.0, sizes=(196_608, 2048))
 
 
 @pytest.fixture

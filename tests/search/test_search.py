@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.search.certify import certificate_of
 from zbsolve.search.state import Contest, State
-from zbsolve.util import clock, machine
+from zbsolve.util import machine
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import WrongBound
 from zbsolve.util.machine import run_threads
@@ -59,10 +58,8 @@ def test_effort_gives_the_same_bytes(tmp_path):
     assert Schedule.load(tmp_path / "a.json").certificate.seconds == 0
 
 
-def test_seconds_are_kept_and_an_optimum_returns_early(monkeypatch):
-    """By a clock that goes on by 10 ms whenever it is looked at."""
-    looks = count()
-    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: next(looks) / 100))
+@pytest.mark.usefixtures("looks")
+def test_seconds_are_kept_and_an_optimum_returns_early():
     assert 2 <= solve(uniform("vee", 6, 20, (3, 4, 2), capacity=7), seconds=2).certificate.seconds < 3
     found = solve(uniform("single", 4, 8), seconds=60).certificate
     assert (found.status, found.seconds < 1) == ("optimal", True)

@@ -276,7 +276,7 @@ class Patient:
         self._end = threading.Event()
 
     def run(self, tasks: Iterator[str]) -> Iterator[tuple[int, str]]:
-        assert self._end.wait(60.0)
+        assert self._end.wait(400.0)
         yield from ()
 
     def tell(self, value: float) -> None:
