@@ -58,6 +58,7 @@ def one_thread() -> Iterator[None]:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of `run_local` are forked with their imports done: for tests of what ranks do, not of how they start."""
     monkeypatch.setattr("zbsolve.exec.run.launch._start", Forked)
+    monkeypatch.setattr("zbsolve.exec.run.launch.REPORT_SECONDS", 300.0)  # a rank that fails may end late
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from zbsolve.exec.sharding.stage import Reduction
 from zbsolve.exec.transport.wires import came_true
 from zbsolve.systems import preset
 
-from .exec_tools import a_problem, devices_alone, metered, part_of, random_schedule, refusal, worst
+from .exec_tools import Resting, a_problem, devices_alone, metered, part_of, random_schedule, refusal, worst
 from .trainings import Training, all_trained, trained
 from .trials import Batches, Trial, mesh_of, tried
 
@@ -327,7 +327,7 @@ def memories(rank: int, _: None) -> list[dict[str, int]]:
         schedule = gathered_late(problem, preset(name, plain))
         x = torch.randn(2 * MICROBATCHES, width)
         runner = Pipeline(build, schedule, group=mesh.get_group("pp"), **LIMIT)
-        with mock.patch.object(Reduction, "tidy", once_done):
+        with mock.patch.object(Reduction, "tidy", once_done), mock.patch("zbsolve.exec.rank.LiveBytes", Resting):
             memory = metered(runner, x, x)
         found.append({"peak": memory.peak, "predicted": memory.predicted_peak, "weight": weight})
     return found

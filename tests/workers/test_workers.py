@@ -80,6 +80,15 @@ def places(all_places: Places) -> Places:
     return all_places
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine workers start, hear and end late."""
+    with suppress(ImportError):
+        for limit in ("GRACE", "CONNECT_SECONDS"):
+            monkeypatch.setattr(f"zbsolve.workers.dask_workers.{limit}", 300.0)
+    monkeypatch.setattr("zbsolve.workers.workers.GRACE", 300.0)
+
+
 def answers(workers: Workers, *tasks: str) -> dict[int, str]:
     return dict(workers.run(iter(tasks)))
 
