@@ -30,7 +30,7 @@ def chromium() -> Iterator[Any]:
     if path is None:
         pytest.skip("no chromium on the path (on Debian: apt-get install chromium)")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=list(FLAGS))
+        browser = driver.chromium.launch(executable_path=path, args=list(FLAGS), timeout=300_000)
         yield browser
         browser.close()
 
