@@ -55,6 +55,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of `run_local` are forked with their imports done: for tests of what ranks do, not of how they start."""
     monkeypatch.setattr("zbsolve.exec.run.launch._start", Forked)

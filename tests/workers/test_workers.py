@@ -20,6 +20,7 @@ import zbsolve
 from zbsolve import BadInput
 from zbsolve.bench.runs import Settings, run_suite
 from zbsolve.cli import main
+from zbsolve.exec.transport.wires import came_true
 from zbsolve.planner import CLUSTERS, Shape
 from zbsolve.search import task
 from zbsolve.search.task_runner import TaskRunner, solvers_on
@@ -54,6 +55,8 @@ class Places:
         """What `--on` takes."""
         if place == "cluster" and place not in self._addresses:
             distributed = pytest.importorskip("distributed", reason=NO_CLUSTER)
+            late = pytest.importorskip("dask").config.set({"distributed.comm.timeouts.connect": "300s"})
+            self._stack.enter_context(late)
             some: dict[str, Any] = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
             cluster = self._stack.enter_context(distributed.LocalCluster(**some))
             self._addresses[place] = cluster.scheduler_address
@@ -154,6 +157,7 @@ def test_ctrl_c_ends_what_runs_and_takes_its_answers(places: Places, place: str)
         signal.raise_signal(signal.SIGINT)
 
     with places.toys(place) as workers:
+        assert came_true(lambda: workers.count == 2, 300.0)  # one that died in another test is there again
         came = workers.run(tasks())
         assert next(came) == (0, "ended")
         with pytest.raises(KeyboardInterrupt):
