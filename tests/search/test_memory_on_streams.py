@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
+from itertools import combinations, count
 
 import numpy as np
 import pytest
 
-from zbsolve import Infeasible, Problem, pipeline, solve, verify
+from zbsolve import Edge, Infeasible, Pass, Problem, pipeline, solve, verify
 from zbsolve.build import with_sharding
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import pools_with_syncs, with_syncs
@@ -54,6 +54,24 @@ def test_the_exact_search_agrees_with_the_one_for_one_stream() -> None:
 def test_no_bound_is_above_the_optimum(first: int) -> None:
     for problem in sharded(range(first, first + 40), 20):
         bounds_hold(problem)
+
+
+def own_passes(seed: int) -> Problem:
+    """Passes that no builder makes: on the compute stream, on one beside it, or on both."""
+    random, streams = np.random.default_rng(seed), (("compute:0",), ("comm:0",), ("extra:0",), ("compute:0", "comm:0"))
+    passes = [Pass("F", 0, 0, 0, 3)]
+    for i in range(1, 8):
+        passes.append(Pass(str(random.choice(["F", "AF", "C"])), 0, i, 0, int(random.integers(1, 9)), 0, streams[random.integers(4)]))
+    pairs = [(a.name, b.name) for a, b in combinations(passes, 2) if random.random() < 0.25]
+    edges = [Edge(a, b, int(random.integers(4)), int(random.integers(4)), carries="") for a, b in pairs]
+    return Problem.of(passes, edges, [6])
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_passes_of_your_own_on_several_streams(first: int) -> None:
+    for problem in map(own_passes, range(first, first + 20)):
+        bounds_hold(problem)
+        solve_is_exact(problem)
 
 
 @pytest.mark.parametrize("first", range(300, 400, 50))

@@ -139,6 +139,8 @@ def solve(
     """
     if not isinstance(problem, Problem):
         raise BadInput(f"solve: a Problem is needed, not a {type(problem).__name__}; a Profile's method `problem` makes one")
+    if problem.passes.rank[problem.computing].max(initial=-1) < problem.ranks - 1:
+        raise BadInput(f"solve: rank {problem.ranks - 1}, the last, has no pass on its compute stream")
     check_options(method, solver, prefer, problem.objective)
     if method == "auto":
         ready(isinstance(prefer, Aim))
@@ -330,9 +332,9 @@ def _nothing(state: State, method: str) -> ZbsolveError:
             what = f"{problem.pool_name(pool)} needs {exact_bytes(need)} for one pass, but has {exact_bytes(room)}"
             return Infeasible(f"capacity: {what}: no schedule exists")
     if state.infeasible:
-        orders = "no order by microbatch" if problem.ordered else "no order"
-        why = f"capacity: cp-sat proved that {orders} fits the memory of all ranks{_held_by_work(problem)}"
-        return Infeasible(f"{why}: no schedule exists")
+        orders, so = ("no order by microbatch", "") if problem.ordered else ("no order", ": no schedule exists")
+        what, why = ("capacity", "fits the memory of all ranks") if problem.capacity else ("edges", "keeps to all edges")
+        return Infeasible(f"{what}: cp-sat proved that {orders} {why}{_held_by_work(problem)}{so}")
     return NotFound(f"no schedule was found in this time{_held_by_work(problem)}, and it is not proven that there is none")
 
 
