@@ -88,19 +88,18 @@ def _lasting(lengths: Lengths) -> Floats:
 
 
 def _expected(trace: Trace, lengths: Lengths) -> Floats:
-    """The expected µs of each pass, shape (passes,): by the schedule's times, else as on other ranks."""
+    """The expected µs of each pass, shape (passes,): by the schedule's times, else the median of all ranks with its kind."""
     problem, own = trace.problem, lengths.usual
     p = problem.passes
     if not _of_itself(trace):
         return (p.duration - problem.sending).astype(np.float64)
     expected = own.copy()
+    layers = np.maximum(np.array(problem.layers or (1,) * problem.stages), 1)[p.stage % max(1, problem.stages)]
     for kind in np.unique(p.kind).tolist():
-        for rank in range(problem.ranks):
-            on_rank, others = ((p.kind == kind) & rows for rows in (p.rank == rank, p.rank != rank))
-            if on_rank.any() and others.any():
-                layers = np.maximum(np.array(problem.layers or (1,) * problem.stages), 1)[p.stage % max(1, problem.stages)]
-                each = np.median((own / layers)[others])
-                expected[on_rank] = each * layers[on_rank]
+        rows = p.kind == kind
+        ranks = [np.median((own / layers)[rows & (p.rank == rank)]) for rank in np.unique(p.rank[rows]).tolist()]
+        if len(ranks) > 1:
+            expected[rows] = np.median(ranks) * layers[rows]
     return expected
 
 

@@ -46,6 +46,7 @@ from .state import ALONE, LARGE_PASSES, Contest, State
 ROUNDS = 4  # further searches at most, each with more memory kept free for messages
 PATIENCE = 0.6  # a search whose best schedule does not fit with its messages ends when this share of its time is left
 LEAST_SHARE = 0.1  # of all the time: what a further search gets at least, until a schedule fits
+WAITS_SHARE = 0.1  # of the seconds: for waits of passes that slow each other
 
 
 def search_again(state: State, amount: float, search: Callable[[State], None]) -> float:
@@ -144,6 +145,8 @@ def solve(
     check_options(method, solver, prefer, problem.objective)
     if method == "auto":
         ready(isinstance(prefer, Aim))
+    waits = max(0.0, WAITS_SHARE * seconds) if problem.slowdowns and effort is None else 0.0
+    seconds -= waits
     clock, further = value_clock(seconds, effort, prefer), 0.0
     state = State(problem, clock, work_bound(problem), progress=progress, contest=contest)
     amount, state.patience = clock.total, PATIENCE * clock.left
@@ -165,9 +168,10 @@ def solve(
     if state.lean is None:
         raise _nothing(state, method)
     used, best = clock.used + further, with_syncs(state.lean)
-    waiting = with_waits(best) if method in METHODS and best.timeline().value > state.bound.value else best
-    if waiting is not best and not (verify(waiting.problem, waiting) or lacking(waiting).any()):
-        best = waiting
+    if method in METHODS and best.timeline().value > state.bound.value:
+        waiting = with_waits(best, Clock(waits) if waits else None)
+        if waiting is not best and not (verify(waiting.problem, waiting) or lacking(waiting).any()):
+            best = waiting
     certificate = certificate_of(best, state.bound, state.lean_solver, 0.0 if clock.counted else used, seed)
     left = None if prefer is None or method != "auto" else second_clock(seconds, effort, prefer, used)
     return preferred(best.certified(certificate), prefer, left, peaks, (*state.leads, *state.starts))

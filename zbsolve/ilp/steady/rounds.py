@@ -242,7 +242,9 @@ def _since(arcs: RoundArcs, start: Ints, end: Ints, now: int) -> int:
     now, and those for which others still wait."""
     begun, turn = start < now, np.arange(len(start))[:, None] + arcs.distance
     running = int(np.where(begun & (end > now), start, now).min())
-    waited = np.where((turn < len(start)) & (turn >= 0), start[np.clip(turn, 0, len(start) - 1), arcs.after] >= now, turn >= 0)
+    waited = np.where(
+        (turn < len(start)) & (turn >= 0), start[np.clip(turn, 0, len(start) - 1), arcs.after] >= now, turn >= 0
+    )
     held = np.where(waited & begun[:, arcs.before], start[:, arcs.before], now)
     latest = np.where(begun, start, -1).max(axis=0)
     return int(min(held.min(), latest.min(), np.where(begun & (end > running), start, now).min()))
