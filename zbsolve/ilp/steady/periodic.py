@@ -179,7 +179,7 @@ def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: 
         status, periodic = _periodic_within(rounds, tried, max(0.1, min(clock.left, seconds / 4)), seed)
         if periodic is not None:
             best = _better(best, periodic)
-            shortest = min(Fraction(tried), tried if best is None else best[0])
+            shortest = Fraction(tried) if best is None else min(Fraction(tried), best[0])
         elif status == cp_model.INFEASIBLE:
             low = strict = tried + 1
         else:

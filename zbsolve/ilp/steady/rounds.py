@@ -155,99 +155,64 @@ def period(schedule: Schedule) -> CycleMean:
 
 
 def slowed_mean(rounds: Rounds, arcs: RoundArcs) -> CycleMean:
-    """`largest_mean` where passes slow each other: rounds are simulated until they repeat, some of them at a time.
+    """`largest_mean` where passes slow each other: rounds are simulated until some of them repeat. It names no cycle.
 
     What follows a moment depends only on which passes have begun, on the work left in those that run, and on ends for which
     others wait. If all that is as it was some rounds before, those rounds repeat for ever, and their mean is exact. arcs:
-    with distances between rounds that each begin with the first pass of a stream's repeated order. Raises BadInput if the
-    rounds that are simulated do not repeat.
+    between rounds that begin with the first pass of each stream's repeated order. Raises BadInput if none repeat.
     """
     number = 32
     while number * len(rounds.rows) <= MOST_SIMULATED:
-        simulated = _Simulated.of(rounds, arcs, number)
+        start, end, now = _simulated(rounds, arcs, number)
+        since = _since(arcs, start, end, now)
         for apart in range(1, number // 4):
-            if time := simulated.repeats_after(apart):
-                return CycleMean(Fraction(time, apart), simulated.chain(apart))
+            if time := _repeated_after(apart, start, end, now, since):
+                return CycleMean(Fraction(time, apart), ())
         number *= 2
     raise BadInput(f"period: passes slow each other, and no {number // 8} rounds of this order repeat exactly")
 
 
-@dataclass(frozen=True, eq=False)
-class _Simulated:
-    """Simulated rounds. start, end: µs, shape (rounds, passes); NEVER: it waits for later rounds than these. now: µs up to
-    which all that begins is known. since: the start of the earliest pass on which what follows depends."""
-
-    rounds: Rounds
-    arcs: RoundArcs
-    start: Ints
-    end: Ints
-    now: int
-    since: int
-
-    @classmethod
-    def of(cls, rounds: Rounds, arcs: RoundArcs, number: int) -> _Simulated:
-        """Simulate so many rounds; those before them have ended.
-
-        A pass that waits for rounds after them begins no earlier than the last known pass of its stream ends, so everything
-        is known until the first such end."""
-        count, passes = len(rounds.rows), rounds.problem.passes.only(rounds.rows)
-        turn = np.arange(number)[:, None]
-        known = turn >= arcs.distance
-        before, after = (((turn - arcs.distance) * count + arcs.before)[known], (turn * count + arcs.after)[known])
-        lag = np.broadcast_to(arcs.lag, known.shape)[known]
-        order = np.argsort(before, kind="stable")
-        first = np.searchsorted(before[order], np.arange(number * count + 1))
-        waiting = np.bincount(after, minlength=number * count)
-        rank = np.tile(np.unique(passes.rank, return_inverse=True)[1], number)
-        columns = (first, after[order], lag[order], waiting, rank, np.tile(passes.kind, number), rounds.problem.paces)
-        _, left, start, end, _ = paced(Paced(*(c.tolist() for c in columns)), np.tile(passes.duration, number).tolist())
-        never = np.array(left).reshape(number, count) > 0
-        begun, over = (np.where(never, NEVER, np.array(times).reshape(number, count)) for times in (start, end))
-        now = int(np.where(never, -1, over).max(axis=0).min())
-        return cls(rounds, arcs, begun, over, now, _since(arcs, begun, over, now))
-
-    def repeats_after(self, apart: int) -> int:
-        """µs after which everything is as it was, so many rounds later; 0 if it is not."""
-        last = np.flatnonzero(self.start[:, 0] < self.now)[-1:]
-        if not len(last) or last[0] < apart:
-            return 0
-        time = int(self.start[last[0], 0] - self.start[last[0] - apart, 0])
-        since = min(self.since, self.now - time)
-        own = (self.start >= since) & (self.start < self.now)
-        twins = (self.start >= since - time) & (self.start < self.now - time)
-        if own[:apart].any() or (own[apart:] != twins[:-apart]).any() or twins[-apart:].any():
-            return 0
-        starts, ends = self.start[own] - time == self.start[twins], np.minimum(self.end, self.now)[own] - time
-        return time * int(starts.all() and (ends == np.minimum(self.end, self.now - time)[twins]).all())
-
-    def chain(self, apart: int) -> tuple[str, ...]:
-        """Passes that wait for each other in turn, from one that was known last back to itself `apart` rounds earlier."""
-        into = [np.flatnonzero(self.arcs.after == i) for i in range(len(self.rounds.rows))]
-        at = int(np.flatnonzero(self.start[:, 0] < self.now)[-1]), 0
-        seen: dict[tuple[int, int], int] = {}
-        path: list[int] = []
-        while (at[0] % apart, at[1]) not in seen:
-            seen[at[0] % apart, at[1]] = len(path)
-            path.append(at[1])
-            arcs = [a for a in into[at[1]].tolist() if self.arcs.distance[a] <= at[0]]
-            ends = [int(self.end[at[0] - self.arcs.distance[a], self.arcs.before[a]] + self.arcs.lag[a]) for a in arcs]
-            tight = arcs[ends.index(int(self.start[at]))]
-            at = int(at[0] - self.arcs.distance[tight]), int(self.arcs.before[tight])
-        names = self.rounds.problem.names
-        return tuple(names[self.rounds.rows[i]] for i in reversed(path[seen[at[0] % apart, at[1]] :]))
+def _simulated(rounds: Rounds, arcs: RoundArcs, number: int) -> tuple[Ints, Ints, int]:
+    """Starts and ends of so many rounds, µs, shape (rounds, passes) each, and the time until which they are known. Rounds
+    before have ended. A pass that waits for a later round never starts here. In truth it starts no earlier than the last
+    pass that does on its stream ends; so all is known until the first such end."""
+    count, passes = len(rounds.rows), rounds.problem.passes.only(rounds.rows)
+    turn = np.arange(number)[:, None]
+    known = turn >= arcs.distance
+    before, after = ((turn - arcs.distance) * count + arcs.before)[known], (turn * count + arcs.after)[known]
+    order, lag = np.argsort(before, kind="stable"), np.broadcast_to(arcs.lag, known.shape)[known]
+    first, waiting = (
+        np.searchsorted(before[order], np.arange(number * count + 1)),
+        np.bincount(after, minlength=number * count),
+    )
+    rank, kind = np.unique(passes.rank, return_inverse=True)[1], passes.kind
+    columns = first, after[order], lag[order], waiting, np.tile(rank, number), np.tile(kind, number), rounds.problem.paces
+    _, left, *times = paced(Paced(*(c.tolist() for c in columns)), np.tile(passes.duration, number).tolist())
+    start, end = (np.where(np.array(left) > 0, NEVER, column).reshape(number, count) for column in times[:2])
+    return start, end, int(np.where(end == NEVER, -1, end).max(axis=0).min())
 
 
 def _since(arcs: RoundArcs, start: Ints, end: Ints, now: int) -> int:
-    """See `_Simulated`: the earliest start among the last pass that began of each place, those that run beside what runs
-    now, and those for which others still wait."""
+    """The earliest start, µs, on which what follows `now` depends: of the last pass that began of each place, of passes for
+    which others wait, and of those that ran beside what runs now."""
     begun, turn = start < now, np.arange(len(start))[:, None] + arcs.distance
-    running = int(np.where(begun & (end > now), start, now).min())
-    waited = np.where(
-        (turn < len(start)) & (turn >= 0), start[np.clip(turn, 0, len(start) - 1), arcs.after] >= now, turn >= 0
-    )
-    held = np.where(waited & begun[:, arcs.before], start[:, arcs.before], now)
-    latest = np.where(begun, start, -1).max(axis=0)
-    return int(min(held.min(), latest.min(), np.where(begun & (end > running), start, now).min()))
+    running = np.where(begun & (end > now), start, now).min()
+    later = np.where(turn < len(start), start[np.clip(turn, 0, len(start) - 1), arcs.after], NEVER) >= now
+    held = np.where((turn >= 0) & later & begun[:, arcs.before], start[:, arcs.before], now)
+    beside = np.where(begun & (end > running), start, now)
+    return int(min(held.min(), np.where(begun, start, -1).max(axis=0).min(), beside.min()))
+
+
+def _repeated_after(apart: int, start: Ints, end: Ints, now: int, since: int) -> int:
+    """µs after which everything is as it was, so many rounds later; 0 if it is not."""
+    last = int((start[:, 0] < now).sum()) - 1
+    time = int(start[last, 0] - start[last - apart, 0]) if last >= apart else 0
+    since = min(since, now - time)
+    own, twins = (start >= since) & (start < now), (start >= since - time) & (start < now - time)
+    if own[:apart].any() or (own[apart:] != twins[:-apart]).any() or twins[-apart:].any():
+        return 0
+    over, before = np.minimum(end, now)[own] - time, np.minimum(end, now - time)[twins]
+    return time * int((start[own] - time == start[twins]).all() and (over == before).all())
 
 
 def steady_peaks(schedule: Schedule) -> tuple[int, ...]:
