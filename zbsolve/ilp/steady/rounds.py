@@ -20,7 +20,7 @@ from ...schedule import Schedule
 from ...timeline import Paced, paced
 from ...util.errors import BadInput, Deadlock
 
-MOST_SIMULATED = 2**16  # passes that are simulated at most until slowed rounds repeat
+MOST_SIMULATED = 2**16  # passes that are simulated at most until slowed rounds repeat, beyond 32 rounds
 NEVER = 2**62  # the start of a pass that waits for rounds that are not simulated
 
 
@@ -162,7 +162,7 @@ def slowed_mean(rounds: Rounds, arcs: RoundArcs) -> CycleMean:
     between rounds that begin with the first pass of each stream's repeated order. Raises BadInput if none repeat.
     """
     number = 32
-    while number * len(rounds.rows) <= MOST_SIMULATED:
+    while number == 32 or number * len(rounds.rows) <= MOST_SIMULATED:
         start, end, now = _simulated(rounds, arcs, number)
         since = _since(arcs, start, end, now)
         for apart in range(1, number // 4):
@@ -181,10 +181,8 @@ def _simulated(rounds: Rounds, arcs: RoundArcs, number: int) -> tuple[Ints, Ints
     known = turn >= arcs.distance
     before, after = ((turn - arcs.distance) * count + arcs.before)[known], (turn * count + arcs.after)[known]
     order, lag = np.argsort(before, kind="stable"), np.broadcast_to(arcs.lag, known.shape)[known]
-    first, waiting = (
-        np.searchsorted(before[order], np.arange(number * count + 1)),
-        np.bincount(after, minlength=number * count),
-    )
+    waiting = np.bincount(after, minlength=number * count)
+    first = np.searchsorted(before[order], np.arange(number * count + 1))
     rank, kind = np.unique(passes.rank, return_inverse=True)[1], passes.kind
     columns = first, after[order], lag[order], waiting, np.tile(rank, number), np.tile(kind, number), rounds.problem.paces
     _, left, *times = paced(Paced(*(c.tolist() for c in columns)), np.tile(passes.duration, number).tolist())
