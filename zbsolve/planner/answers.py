@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from ..schedule import relative_gap
@@ -73,7 +73,8 @@ def what_if(
     search: seconds or effort for each change, and the seed, as `plan` takes them.
 
     Orders of known plans are tried first where their layouts are in the space, so a change that makes nothing harder never
-    gives a longer step. A bound also holds for cases nowhere easier. Raises BadInput naming the change, before any search.
+    gives a longer step, except in slices (see `OF_LAYERS`). A bound also holds for cases nowhere easier. Raises BadInput,
+    naming the change, before any search.
     """
     cases = changed_cases(case_of(before), changes)
     known = [(case_of(before), before), *((key.case, key.plan) for key in others if key.plan)]
@@ -140,10 +141,14 @@ def _bounded(answer: Answer, known: Known) -> Answer:
     """The answer with the highest lower bound among its own and those of all cases nowhere harder than its case."""
     if answer.plan is None:
         return answer
-    plans = [answer.plan, *(there for case, there in known if no_harder(case, answer.case))]
-    best = max(plans, key=lambda there: there.bound)
+    own, bounds = answer.plan.bounds, [(answer.plan.bound, answer.plan)]
+    in_slices = own.step[own.layout.slices > 1].min(initial=inf)  # whose bounds carry over in fewer cases
+    for case, there in known:
+        if no_harder(case, answer.case, in_slices=False):
+            bounds.append((min(there.bound, inf if no_harder(case, answer.case) else in_slices), there))
+    bound, best = max(bounds, key=lambda pair: pair[0])
     proof = best.space.bound_by + ("" if best is answer.plan else ", where less is in the way")
-    return replace(answer, bound=min(best.bound, answer.plan.best.value), proof=proof)
+    return replace(answer, bound=min(bound, answer.plan.best.value), proof=proof)
 
 
 # --- Fronts ---
