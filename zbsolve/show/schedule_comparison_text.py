@@ -15,7 +15,7 @@ from .pictures.files import PICTURES as STILL
 from .pictures.files import checked_ending, save_drawing
 from .pictures.schedule import comparison_drawing
 from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
-from .sentences import certificate_lines, headline, placed, without_notes
+from .sentences import by_microbatch, certificate_lines, headline, placed, without_notes
 
 if TYPE_CHECKING:
     from ..noise import UnderNoise
@@ -171,7 +171,7 @@ def verdict_line(c: ScheduleComparison) -> str:
         return f"{text}; nothing is proven about it"
     gap = relative_gap(best.value, proven.bound)
     least = f"takes more than {gap:.2%} less" if gap > 0 else "is shorter"
-    return f"{text}; proven: no order of its passes {least}"
+    return f"{text}; proven: no order of its passes{by_microbatch(proven.proof)} {least}"
 
 
 def save_comparison(comparison: ScheduleComparison, path: str | os.PathLike[str], doubts: Sequence[str] = ()) -> None:
