@@ -133,13 +133,13 @@ def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSched
     keeps its own: the bound is for lanes in the table's order, and the row's order may differ from that."""
     highest: dict[str, Certificate] = {}
     for row in rows:
-        if row.certificate is not None:
+        if row.certificate is not None and row.certificate.checked:
             before = highest.get(row.certificate.digest, row.certificate)
             highest[row.certificate.digest] = max(before, row.certificate, key=lambda proof: proof.bound)
     compared_schedules = list(rows)
     for i, row in enumerate(rows):
         own = row.certificate
-        if own is not None and own.bound < (best := highest[own.digest]).bound <= row.value:
+        if own is not None and own.bound < (best := highest.get(own.digest, own)).bound <= row.value:
             raised = replace(own, bound=best.bound, relaxation=best.relaxation, ranks=best.ranks, proof=best.proof)
             compared_schedules[i] = replace(row, schedule=row.schedule.certified(raised))
     return tuple(compared_schedules)
