@@ -189,8 +189,7 @@ def _line(what: str, time: float, microbatches: int, work: int) -> str:
 @dataclass(frozen=True)
 class StillGood:
     """An order with a profile's times. wrong: why it is not valid, or "". value: its step time, µs; before: that with its
-    file's times; best: the shortest found; bound: a lower bound on all; proof: of it. within: how much longer than best is
-    still good."""
+    file's times; best: the shortest found; bound, proof: of all orders. within: how much longer than best is still good."""
 
     wrong: str
     value: int
@@ -257,9 +256,9 @@ def _profile_lines(options: argparse.Namespace, still: StillGood) -> list[str]:
     proven = f"proven: at most {at_most} less is possible{by_microbatch(still.proof)}"
     if still.bound >= still.value:
         proven = f"proven: no order of its passes{by_microbatch(still.proof)} is shorter"
+    less = f"takes {1 - still.best / still.value:.2%} less" if still.value else ""
     if not still.good:
-        less = 1 - still.best / still.value
-        return [*lines, f"another order takes {less:.2%} less, {format_time(still.best)}: solve it again with this profile"]
+        return [*lines, f"another order {less}, {format_time(still.best)}: solve it again with this profile"]
     if still.best < still.value:
-        proven = f"the best that was found takes {1 - still.best / still.value:.2%} less; {proven}"
+        proven = f"the best that was found {less}; {proven}"
     return [*lines, f"still within {still.within:.2%} of the best; {proven}"]

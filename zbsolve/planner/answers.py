@@ -141,12 +141,10 @@ def _bounded(answer: Answer, known: Known) -> Answer:
     """The answer with the highest lower bound among its own and those of all cases nowhere harder than its case."""
     if answer.plan is None:
         return answer
-    own, bounds = answer.plan.bounds, [(answer.plan.bound, answer.plan)]
+    own, easier = answer.plan.bounds, [pair for pair in known if no_harder(pair[0], answer.case, in_slices=False)]
     in_slices = own.step[own.layout.slices > 1].min(initial=inf)  # whose bounds carry over in fewer cases
-    for case, there in known:
-        if no_harder(case, answer.case, in_slices=False):
-            bounds.append((min(there.bound, inf if no_harder(case, answer.case) else in_slices), there))
-    bound, best = max(bounds, key=lambda pair: pair[0])
+    bounds = [(min(there.bound, inf if no_harder(case, answer.case) else in_slices), there) for case, there in easier]
+    bound, best = max([(answer.plan.bound, answer.plan), *bounds], key=lambda pair: pair[0])
     proof = best.space.bound_by + ("" if best is answer.plan else ", where less is in the way")
     return replace(answer, bound=min(bound, answer.plan.best.value), proof=proof)
 

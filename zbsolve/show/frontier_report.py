@@ -85,7 +85,7 @@ def _sentence(frontier: Frontier) -> str:
     short = max((point.memory for point in frontier.points if point.bound > limit), default=None)
     proven_short = "" if short is None else f", {format_bytes(short)} are proven too little"
     proven = sum(point.bound >= point.value for point in frontier.points)
-    by = max((by_microbatch(point.proof) for point in frontier.points), default="")
+    by = max(by_microbatch(point.proof) for point in frontier.points)
     return (
         f"From {format_bytes(first.memory)} a rank ({format_time(first.value)}) to {format_bytes(last.peak)} "
         f"({format_time(last.value)}); {format_bytes(near)} are enough for 1 % more than that{proven_short}. "

@@ -232,20 +232,15 @@ def solved_as_text(solved: Solved) -> str:
     return "\n".join([*lines, *_bound_lines(solved)]) + "\n"
 
 
-def _by_microbatch(schedule: Schedule) -> str:
-    """The words for proofs of this step that are about orders by microbatch only; "" where these are as short as any."""
-    return " by microbatch" if schedule.problem.ordered else ""
-
-
 def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
     """The cost of passes of the feature `work`, and what is proven about it."""
     facts, value = work.facts(schedule), round(schedule.timeline().value)
     alone, least, most = facts["value_alone"], facts["bound_alone"], facts.get("most")
     pieces = "" if most is None else f" ({facts['pieces']} pieces)"
     text = f"{facts['share']:.1%} of all ranks' time{pieces} does this work"
-    by = _by_microbatch(schedule)
+    by = " by microbatch" * schedule.problem.ordered
     if value > least and work.found is None:
-        return f"work: {text}; proven: without it the step takes at least {exact_time(least)}{by and f' in orders{by}'}"
+        return f"work: {text}; proven: without it the step takes at least {exact_time(least)}{by and ' in orders'}{by}"
     text = f"work: without it {facts['bubble']:.1%} of all ranks' time is idle; {text}"
     if most is not None:
         more = "more" if most == facts["pieces"] else f"more than {most}"
@@ -255,7 +250,7 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
     longer = f"{exact_time(value - alone)} longer" if value > alone else "not longer"
     return (
         f"{text}; the step is {longer} than without it; proven: whatever ranks do it, it takes at least "
-        f"{exact_time(facts['bound_of_every_choice'])}{by and f' in orders{by}'}"
+        f"{exact_time(facts['bound_of_every_choice'])}{by and ' in orders'}{by}"
     )
 
 
@@ -297,8 +292,8 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
         kept = solved.schedule.every_split if what == PARTITION else None
         proven = [row.placement for row in solved.tried if not row.why and kept and kept.bound >= every[row.placement]]
         proof = f"the schedule's file proves that of {proven[0]} (check --bound)" if proven else "no certificate says that"
-        by = "" if what in (ORDER, SIZES) else _by_microbatch(solved.schedule)  # bounds over these are about every order
-        yield f"each bound is for its own {what}; for every {what}: at least {least}{by and f' in orders{by}'}; {proof}"
+        by = " in orders by microbatch" * (solved.schedule.problem.ordered and what not in (ORDER, SIZES))
+        yield f"each bound is for its own {what}; for every {what}: at least {least}{by}; {proof}"
 
 
 def _slices_in_words(problem: Problem) -> list[str]:
@@ -338,7 +333,7 @@ def _memory_lines(solved: Solved) -> list[str]:
     if peak.enough > peak.before.timeline().value and peak.schedule is not peak.before:
         rows.append(f"memory was preferred: {_changes_in_words(peak.schedule, peak.before)} than the shortest found")
     elif peak.proven:
-        by = _by_microbatch(solved.schedule)
+        by = " by microbatch" * problem.ordered  # the proof is about these orders only
         rows.append(f"least memory: proven, for this time no order{by} needs less on its fullest rank")
     return rows
 
