@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
 from ..schedule import relative_gap
@@ -16,7 +16,7 @@ from ..util.errors import BadInput, Infeasible, NotFound, interruption, prefixed
 from ..util.text import parse_bytes
 from .bounds.layout_rules import NEVER
 from .candidate import Candidate, retimed
-from .case import Case, case_of, changed, no_harder
+from .case import Case, carried_until, case_of, changed, no_harder
 from .costs.rank_costs import least_bytes
 from .layout import rows_of
 from .plan_file import Plan
@@ -141,9 +141,8 @@ def _bounded(answer: Answer, known: Known) -> Answer:
     """The answer with the highest lower bound among its own and those of all cases nowhere harder than its case."""
     if answer.plan is None:
         return answer
-    own, easier = answer.plan.bounds, [pair for pair in known if no_harder(pair[0], answer.case, in_slices=False)]
-    in_slices = own.step[own.layout.slices > 1].min(initial=inf)  # whose bounds carry over in fewer cases
-    bounds = [(min(there.bound, inf if no_harder(case, answer.case) else in_slices), there) for case, there in easier]
+    own = answer.plan.bounds
+    bounds = [(min(there.bound, carried_until(case, answer.case, own)), there) for case, there in known]
     bound, best = max([(answer.plan.bound, answer.plan), *bounds], key=lambda pair: pair[0])
     proof = best.space.bound_by + ("" if best is answer.plan else ", where less is in the way")
     return replace(answer, bound=min(bound, answer.plan.best.value), proof=proof)

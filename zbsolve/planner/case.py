@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 
 from ..util.errors import BadInput
 from ..util.text import did_you_mean, parse_bytes
+from .bounds.space_bounds import SpaceBounds
 from .cluster import LINKS, Cluster
 from .plan_file import Plan
 from .profiled_model import Model
@@ -76,6 +78,15 @@ def no_harder(case: Case, other: Case, *, in_slices: bool = True) -> bool:
     more, less = differ & {*MORE_IS_EASIER}, differ & {*LESS_IS_EASIER}
     easier = all(here[i] > there[i] for i in more) and all(here[i] < there[i] for i in less)
     return differ == more | less and easier and not (in_slices and differ & OF_LAYERS)
+
+
+def carried_until(case: Case, other: Case, bounds: SpaceBounds) -> float:
+    """µs up to which bounds of `case` hold for the other case too, which has these `bounds` itself: all do (∞) where nothing
+    of it is harder; only those below all layouts in slices where these may be harder; else none (0)."""
+    if no_harder(case, other):
+        return inf
+    in_slices = bounds.step[bounds.layout.slices > 1].min(initial=inf)
+    return float(in_slices) if no_harder(case, other, in_slices=False) else 0.0
 
 
 def _numbers(case: Case) -> dict[str, float]:
