@@ -73,11 +73,11 @@ class VocabularyCosts:
     def __post_init__(self) -> None:
         ranks = [row.ranks for row in self.shards]
         if not ranks or ranks != sorted(set(ranks)) or not 1 <= ranks[0] <= ranks[-1] <= self.size:
-            raise BadInput(f"vocabulary: shards are for {ranks} ranks: ascending numbers from 1 to {self.size} are needed")
+            raise BadInput(f"shards are for {ranks} ranks: ascending numbers from 1 to {self.size} are needed")
         if (self.embedding is None) != (self.embedding_rest is None):
-            raise BadInput("vocabulary: 'embedding' and 'embedding_rest' go together")
+            raise BadInput("'embedding' and 'embedding_rest' go together")
         if self.tied and self.embedding is None:
-            raise BadInput("vocabulary: tied: an embedding that shares the output's weight is sharded with it")
+            raise BadInput("tied: an embedding that shares the output's weight is sharded with it")
 
     def shard(self, ranks: int) -> ShardCosts:
         """The row for this number of ranks. If there is none, it is interpolated in 1/ranks between its neighbours, or
