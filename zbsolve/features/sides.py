@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..build.mixing import checked_room
-from ..build.sides import with_side_inputs
+from ..build.sides import rows_begun, with_side_inputs
 from ..layer import begun_stages
 from ..partition.stage_memory import side_inputs
 from ..problem import Problem
-from .feature import Apart, Feature
+from .feature import Apart, Feature, OfRun
 from .links import SENDER, SHARE, SITES
 
 NAME = "side inputs"
@@ -28,10 +28,16 @@ def _build(problem: Problem, staged: Any) -> Problem:
     return whole if staged.profile.microbatch_factors else checked_room(whole)
 
 
+def _untimed(problem: Problem, base: Any) -> str:
+    known = base is not None or not (problem.edges.beside.any() or rows_begun(problem))
+    return "" if known else "its step has side inputs: a base profile is needed, which says what they are"
+
+
 NOT_YET = "all-to-all", "submeshes", SHARE, SITES  # (other features have such entries themselves)
 SIDES = Feature(
     NAME,
     build=_build,
+    of_run=OfRun(_untimed),
     holds={NAME: lambda seen: seen.profile is not None and has_sides(seen.profile)},
     apart=(
         *(Apart(NAME, other, f"do not go with {other} yet") for other in NOT_YET),

@@ -173,6 +173,14 @@ def host_from(form: Any, where: str) -> HostLink | None:
     return HostLink(**costs)
 
 
+def vocabulary_from(layers: int, form: Any, where: str) -> VocabularyCosts | None:
+    """The costs of a sharded vocabulary of so many layers, if they are given. Raises BadInput naming the field."""
+    if form is not None:
+        (costs := made_from(form, where)).check(layers)
+        return costs  # type: ignore[no-any-return]
+    return None
+
+
 def fields_from(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any]) -> dict[str, Any]:
     """A form's fields as those of a dataclass, with text parsed as a time, bytes or a rate, and forms as what they are of.
     inner: functions that read further fields. Raises BadInput naming `where` and the field."""

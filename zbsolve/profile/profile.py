@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -16,7 +17,7 @@ from ..step import Step
 from ..tables import Slowdown
 from ..util.errors import BadInput, prefixed
 from ..util.files import checked, read_part_of, write_document
-from .form import check_some_time, fields_from, host_from, profile_form, states_from, tied_from
+from .form import check_some_time, fields_from, host_from, profile_form, states_from, tied_from, vocabulary_from
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST = COLLECTIVES = (
     "all_reduce",
@@ -164,14 +165,12 @@ class Profile:
         """The profile that `save` wrote, or that a user typed. Raises BadInput naming `where` and the field."""
         form = checked(body, FORM, where)
         with prefixed(where):
-            values = fields_from(form, cls, where, host=host_from)
-            layers, vocabulary, source = values["layers"], values["vocabulary"], form.source
+            values = fields_from(form, cls, where, host=host_from, vocabulary=partial(vocabulary_from, len(form.layers)))
+            layers, source = values["layers"], form.source
             values |= {"states": states_from(form.states, layers, where), "tied": tied_from(form.tied, layers, where)}
             check_some_time(layers, where)
             if source not in ("measured", "given") and not source.startswith(("estimated: ", "given, ")):
                 raise BadInput(f"field 'source' is '{source}', neither 'measured', 'given' nor 'estimated: …'")
-            if vocabulary is not None:
-                vocabulary.check(len(layers))
             side_values([layer.names for layer in layers])
             return cls(**values)
 
