@@ -3,7 +3,6 @@ times."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
@@ -29,8 +28,8 @@ from zbsolve.models.slicing import AttentionRule, running_slice, whole_attention
 from zbsolve.util.errors import BadInput, is_out_of_memory
 
 from .dataflow import Flow, naming, place
-from .stage_rounds import PassTimer, alone, built, rotated
-from .timing import Bench, Progress
+from .stage_rounds import PassTimer, Sample, Samples, alone, built, rotated, sampled
+from .timing import Bench, Measuring, Part, Progress
 
 _NEVER = -1.0  # a growth
 
@@ -131,10 +130,9 @@ def _line(beyond: dict[int, float], cuts: Sequence[float], growth: float, even: 
 KINDS = ("F", "B", "W", "BW")
 POSITIONS = 5  # of a sequence's slices that are timed, at most
 MAX_COPIES = 4
-WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 2, 10, 60  # with B and W, and with BW, in turn
+ROUNDS = (2, 10, 60)  # warm, fewest and most, with B and W, and with BW, in turn
 TIME_SHARE = 0.5  # of the time for layers
 _TRAINED = ("query", "key", "value")
-Samples = dict[str, list[float]]  # "F/3": of slice 3; "attention_F"
 
 
 class _Call(NamedTuple):
@@ -168,7 +166,8 @@ def _attention(call: _Call) -> Tensor:
 
 @dataclass(frozen=True)
 class SliceTimes:
-    """Measurements. lengths: tokens of each slice. samples: layer → kind and slice → µs. kv_bytes: layer → bytes of a
+    """Measurements. lengths: tokens of each slice. samples: layer → kind and slice → µs: "F/3", of slice
+    3, or "attention_F". kv_bytes: layer → bytes of a
     sequence's keys and values, and of their gradients as they are accumulated."""
 
     lengths: tuple[int, ...]
@@ -186,16 +185,40 @@ class SliceTimes:
         return {f"{slices}/{names[i]}/{kind}": row for i, rows in self.samples.items() for kind, row in rows.items()}
 
 
-def cutting_of(slices: Slices, model: Model) -> Cutting | None:
-    """How the model's sequences are split; None: they are not. Raises BadInput, also if they do not yield these slices."""
-    spec = said_of(slices)
-    if spec.number == 1:
-        return None
-    if spec.even_work:
-        raise BadInput("--slices: which slices take as long, only a profile says: measure even ones, or give lengths")
-    cutting = Cutting(spec.number, spec.lengths)
-    cutting.parts({0: model.batch(0, 0)[0]}, f"--slices: model '{model.name}'")
-    return cutting
+class SlicePart(Part):
+    """Slices of sequences in a measurement. cutting: how these are cut."""
+
+    with_sides = False
+
+    def __init__(self, cutting: Cutting) -> None:
+        super().__init__()
+        self.cutting = cutting
+
+    @classmethod
+    def asked(cls, slices: Slices, model: Model, whole: bool) -> list[Part]:
+        """The part for these slices; none for one. whole: only whole sequences can be timed, because of other options.
+        Raises BadInput, also if the model's sequences do not yield these slices."""
+        spec = said_of(slices)
+        if spec.number == 1:
+            return []
+        if spec.even_work:
+            raise BadInput("--slices: which slices take as long, only a profile says: measure even ones, or give lengths")
+        cutting = Cutting(spec.number, spec.lengths)
+        cutting.parts({0: model.batch(0, 0)[0]}, f"--slices: model '{model.name}'")
+        if whole:
+            raise BadInput("--slices: are measured with --split layers and without --mesh")
+        return [cls(cutting)]
+
+    def before(self, how: Measuring) -> None:
+        """Time the slices."""
+        self.times = time_slices(how.model, how.through, how.kinds, self.cutting, how.bench, how.progress)
+        self.samples = self.times.named(how.model.layer_names)
+
+    def on_layers(self, layers: tuple[Layer, ...], kinds: Sequence[int]) -> tuple[Layer, ...]:
+        """The layers with the lines of their slices."""
+        fits = fitted(layers, self.times, kinds)
+        self.facts, self.notes = fits.facts(self.times), fits.notes
+        return fits.layers
 
 
 def time_slices(
@@ -231,7 +254,8 @@ def _timed_together(
     timer = PassTimer(bench.device)
     progress(f"slices of {len(kinds)} layers" if len(kinds) > 1 else f"slices of {place(model, kinds[0])}")
     try:
-        return _sampled(_rounds(model, kinds, through, cutting, bench, timer, calls), bench.seconds * TIME_SHARE)
+        turns = _rounds(model, kinds, through, cutting, bench, timer, calls)
+        return sampled(turns, bench.seconds * TIME_SHARE, ROUNDS)
     except Exception as error:
         if not is_out_of_memory(error) or len(kinds) == 1:
             with naming(f"model '{model.name}': {timer.at[1]} of {place(model, timer.at[0])} in slices"):
@@ -263,7 +287,7 @@ def _rounds(
     bench: Bench,
     timer: PassTimer,
     calls: Mapping[int, Sequence[_Call]],
-) -> Iterator[dict[int, Samples]]:
+) -> Iterator[list[Sample]]:
     """Samples of an endless series of rounds: all slices of a microbatch for each copy of these layers, alternating so that
     a pass finds nothing in a cache that training would not leave there, in the first slice as in the others; and attention
     of whole sequences, layer by layer."""
@@ -278,12 +302,9 @@ def _rounds(
         for i in kinds:
             if calls[i]:
                 _time_attention(i, calls[i], timer)
-        samples: dict[int, Samples] = {i: {} for i in kinds}
-        for i, kind, device_us, _ in timer.drain():
-            name, _, number = kind.partition("/")
-            if not number or (int(number) in timed and (split or name == "BW")):  # problems have a single F
-                samples[i].setdefault(kind, []).append(device_us)
-        yield samples
+        rows = [(row, row[1].partition("/")) for row in timer.drain()]
+        # Problems have a single F.
+        yield [row for row, (kind, _, n) in rows if not n or (int(n) in timed and (split or kind == "BW"))]
         step += 1
 
 
@@ -327,18 +348,3 @@ def _time_attention(i: int, calls: Sequence[_Call], timer: PassTimer) -> None:
     wanted = [getattr(call, name).requires_grad_() for call in calls for name in _TRAINED]
     ys = timer.run(i, OF_ATTENTION["F"], lambda: [_attention(call) for call in calls])
     timer.run(i, OF_ATTENTION["B"], torch.autograd.grad, ys, wanted, [torch.ones_like(y) for y in ys])
-
-
-def _sampled(rounds: Iterator[dict[int, Samples]], seconds: float) -> dict[int, Samples]:
-    """Samples of rounds after some warm-up rounds, for this many seconds, but at least a few rounds."""
-    for _ in range(WARM_ROUNDS):
-        next(rounds)
-    samples: dict[int, Samples] = {}
-    begin = time.monotonic()
-    for done in range(MAX_ROUNDS):
-        if done >= MIN_ROUNDS and time.monotonic() - begin > seconds:
-            break
-        for i, rows in next(rounds).items():
-            for kind, row in rows.items():
-                samples.setdefault(i, {}).setdefault(kind, []).extend(row)
-    return samples

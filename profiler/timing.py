@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from zbsolve.exec.backward.layer_split import seeding
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.torch_private import end_pool
 from zbsolve.exec.graphs.auto import Parts
+from zbsolve.layer import Layer
 from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput, RunFailed, is_out_of_memory, one_line
 from zbsolve.util.statistics import median_error
@@ -199,6 +200,45 @@ class Bench:
     def agreed(self, value: bool) -> bool:
         """The decision of all ranks that measure together."""
         return value if self.spread is None else self.spread.agreed(value)
+
+
+class Measuring(NamedTuple):
+    """What a `Part` measures with. kinds: one layer of each kind. layer: builds a Layer from its number, samples, sizes and
+    bytes of parameters."""
+
+    model: Model
+    through: Flow
+    bench: Bench
+    kinds: Sequence[int]
+    layer: Callable[[int, dict[str, list[float]], dict[str, int], int], Layer]
+    progress: Progress
+
+
+class Part:
+    """What a feature measures beside whole layers, which adds nothing by default. samples, facts: as in a profile. fields:
+    of `Profile`. notes: warnings. sent: bytes that its collectives send, if they are to be measured."""
+
+    with_sides = True  # goes with side inputs
+
+    def __init__(self) -> None:
+        self.samples: dict[str, list[float]] = {}
+        self.facts: dict[str, Any] = {}
+        self.fields: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.sent: tuple[int, int] | None = None
+
+    def before(self, how: Measuring) -> None:
+        """Measure before layers, to fail early."""
+
+    def after(self, how: Measuring) -> None:
+        """Measure after layers."""
+
+    def on_layers(self, layers: tuple[Layer, ...], kinds: Sequence[int]) -> tuple[Layer, ...]:
+        """The layers, as measured whole, with its costs. kinds: for each the number of an equal one that was measured."""
+        return layers
+
+    def together(self, ranks: int, collectives: dict[str, list[float]]) -> None:
+        """Take collectives measured between this many ranks: kind → samples, µs."""
 
 
 def _settled(samples: Samples) -> bool:

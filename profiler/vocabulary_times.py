@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,8 +24,8 @@ from zbsolve.util.errors import BadInput, one_line
 from .dataflow import Flow, batch_of, fake_mode, quiet
 from .memory import costs_of, held_by
 from .operation_costs import Op, PassOps, counting
-from .stage_rounds import TURNS, PassTimer, rounds
-from .timing import Bench, Progress
+from .stage_rounds import TURNS, PassTimer, Sample, Samples, rounds, sampled
+from .timing import Bench, Measuring, Part, Progress
 from .vocabulary_cut import Cut, Rest, cut_of, run_shard, run_table
 
 Times = Mapping[str, float]  # pass name → µs
@@ -121,32 +121,36 @@ def held_by_shard(cut: Cut, ranks: int, barriers: int) -> tuple[int, int]:
     return after["S"] - partial, max(over)
 
 
-LayerOf = Callable[[int, dict[str, list[float]], dict[str, int], int], Layer]  # from number, samples, sizes, parameter bytes
-WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 1, 5, 20  # of each shard
+LayerOf = Callable[[int, Samples, dict[str, int], int], Layer]  # from number, samples, sizes, parameter bytes
+ROUNDS = WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 1, 5, 20  # of each shard
 TIME_SHARE, MIN_SECONDS = 0.5, 5.0  # of the time for layers
 USUAL_RANKS = 8  # measured first, then their neighbours
 
 
-class MeasuredVocabulary(NamedTuple):
-    """The costs of a sharded vocabulary, every sample (see `Profile.samples`), and, if there are no costs, the reason."""
+class VocabularyPart(Part):
+    """The costs of a sharded vocabulary in a measurement; if there are none, a fact says why."""
 
-    costs: VocabularyCosts | None
-    samples: dict[str, list[float]]
-    unknown: str = ""
+    def after(self, how: Measuring) -> None:
+        """Time the vocabulary of the model."""
+        if how.bench.spread is not None:
+            self.facts = {"no_vocabulary": "layers are spread over a mesh"}
+            return
+        try:
+            times = time_vocabulary(how.model, how.through, how.bench, how.progress)
+            costs = measured_costs(how.model, how.through, times, how.layer)
+        except Exception as error:  # the model runs even if its vocabulary cannot be examined
+            self.facts = {"no_vocabulary": str(error) if isinstance(error, BadInput) else one_line(error)}
+            return
+        self.fields, self.samples = {"vocabulary": costs}, times.samples(how.model.layer_names)
+        self.sent = costs.hidden_bytes, costs.statistic_bytes  # of hidden states, and of one shard's softmax statistics
 
-    @property
-    def sizes(self) -> tuple[int, int] | None:
-        """Bytes that collectives send: hidden states, and one shard's softmax statistics."""
-        return None if self.costs is None else (self.costs.hidden_bytes, self.costs.statistic_bytes)
-
-    def together(self, ranks: int, collectives: dict[str, list[float]]) -> MeasuredVocabulary:
-        """The same with collectives measured between this many ranks: kind → samples, µs."""
-        if self.costs is None or not collectives:
-            return self
-        known: dict[str, Any] = {kind: median(row) for kind, row in collectives.items()}
-        rows = (replace(row, **known) if row.ranks == ranks else row for row in self.costs.shards)
-        samples = {f"vocabulary/{ranks}/{kind}": row for kind, row in collectives.items()}
-        return MeasuredVocabulary(replace(self.costs, shards=tuple(rows)), self.samples | samples)
+    def together(self, ranks: int, collectives: Samples) -> None:
+        """Put the medians into the row for this number of ranks."""
+        if self.sent is not None and collectives:
+            costs, known = self.fields["vocabulary"], {kind: median(row) for kind, row in collectives.items()}
+            rows = (replace(row, **known) if row.ranks == ranks else row for row in costs.shards)
+            self.fields = {"vocabulary": replace(costs, shards=tuple(rows))}
+            self.samples |= {f"vocabulary/{ranks}/{kind}": row for kind, row in collectives.items()}
 
 
 @dataclass(frozen=True)
@@ -154,9 +158,9 @@ class VocabularyTimes:
     """Measured times. shards: (ranks, barriers) → pass → samples, µs; tables: ranks → the same; rests: layer → kind → the
     same. held: (ranks, barriers) → bytes, on a CPU (see `held_by_shard`)."""
 
-    shards: dict[tuple[int, int], dict[str, list[float]]] = field(default_factory=dict)
-    tables: dict[int, dict[str, list[float]]] = field(default_factory=dict)
-    rests: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    shards: dict[tuple[int, int], Samples] = field(default_factory=dict)
+    tables: dict[int, Samples] = field(default_factory=dict)
+    rests: dict[int, Samples] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -164,21 +168,12 @@ class VocabularyTimes:
         """Numbers of ranks that were measured, with one barrier and with two."""
         return sorted(ranks for ranks, barriers in self.shards if barriers == 2)
 
-    def samples(self, names: tuple[str, ...]) -> dict[str, list[float]]:
+    def samples(self, names: tuple[str, ...]) -> Samples:
         """All samples by name, as in a profile. names: of the model's layers."""
-        parts: dict[tuple[Any, Any], dict[str, list[float]]] = dict(self.shards)  # location, and the suffix of a pass
+        parts: dict[tuple[Any, Any], Samples] = dict(self.shards)  # location, and the suffix of a pass
         parts |= {(ranks, ""): rows for ranks, rows in self.tables.items()}
         parts |= {(names[i], ""): rows for i, rows in self.rests.items()}
         return {f"vocabulary/{at}/{name}{end}": row for (at, end), rows in parts.items() for name, row in rows.items()}
-
-
-def measured_vocabulary(model: Model, through: Flow, bench: Bench, layer: LayerOf, progress: Progress) -> MeasuredVocabulary:
-    """The vocabulary of `model`, timed on `bench`. layer: builds a Layer."""
-    try:
-        times = time_vocabulary(model, through, bench, progress)
-        return MeasuredVocabulary(measured_costs(model, through, times, layer), times.samples(model.layer_names))
-    except Exception as error:  # the model runs even if its vocabulary cannot be examined
-        return MeasuredVocabulary(None, {}, str(error) if isinstance(error, BadInput) else one_line(error))
 
 
 def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progress) -> VocabularyTimes:
@@ -225,7 +220,7 @@ def measured_costs(model: Model, through: Flow, times: VocabularyTimes, layer: L
         return vocabulary_costs("measured", cut, clock)
 
 
-def _medians(rows: dict[str, list[float]]) -> Times:
+def _medians(rows: Samples) -> Times:
     return {name: median(row) for name, row in rows.items()}
 
 
@@ -237,28 +232,21 @@ def _seconds_a_turn(cut: Cut, ranks: int, timer: PassTimer) -> float:
     return time.monotonic() - begin
 
 
-def _rest(rest: Rest, cut: Cut, timer: PassTimer) -> dict[str, list[float]]:
-    turns = rounds([[rest.stage]], lambda microbatch, step: (rest.given, cut.labels), timer, recompute=True)
-    for _ in TURNS:
-        next(turns)
-    samples: dict[str, list[float]] = {}
-    for _ in range(MIN_ROUNDS * len(TURNS)):
-        for _, kind, device_us, _ in next(turns):
-            samples.setdefault(kind, []).append(device_us)
+def _rest(rest: Rest, cut: Cut, timer: PassTimer) -> Samples:
+    turns, count = (
+        rounds([[rest.stage]], lambda microbatch, step: (rest.given, cut.labels), timer, recompute=True),
+        len(TURNS),
+    )
+    (samples,) = sampled(turns, 0.0, (count, MIN_ROUNDS * count, MIN_ROUNDS * count)).values()
     return samples
 
 
-def _sampled(turn: Callable[[], None], timer: PassTimer, seconds: float) -> dict[str, list[float]]:
+def _sampled(turn: Callable[[], None], timer: PassTimer, seconds: float) -> Samples:
     """Pass → samples of turns after a warm-up, for this many seconds, but at least a few."""
-    for _ in range(WARM_ROUNDS):
-        turn()
-    timer.drain()
-    samples: dict[str, list[float]] = {}
-    begin = time.monotonic()
-    for done in range(MAX_ROUNDS):
-        if done >= MIN_ROUNDS and time.monotonic() - begin > seconds / 2:
-            break
-        turn()
-        for _, name, device_us, _ in timer.drain():
-            samples.setdefault(name, []).append(device_us)
-    return samples
+
+    def turns() -> Iterator[list[Sample]]:
+        while True:
+            turn()
+            yield timer.drain()
+
+    return sampled(turns(), seconds / 2, ROUNDS)[0]

@@ -177,7 +177,7 @@ def vocabulary_from(layers: int, form: Any, where: str) -> VocabularyCosts | Non
     """The costs of a sharded vocabulary of so many layers, if they are given. Raises BadInput naming the field."""
     if form is not None:
         (costs := made_from(form, where)).check(layers)
-        return costs  # type: ignore[no-any-return]
+        return costs
     return None
 
 
