@@ -239,9 +239,7 @@ def rounds(sets: Sequence[list[Stage]], feed: Feed, timer: PassTimer, recompute:
 Samples = dict[str, list[float]]  # kind → µs
 
 
-def sampled(
-    turns: Iterator[Sequence[Sample]], seconds: float, counts: tuple[int, int, int]
-) -> dict[int, dict[str, list[float]]]:
+def sampled(turns: Iterator[Sequence[Sample]], seconds: float, counts: tuple[int, int, int]) -> dict[int, Samples]:
     """Layer → kind → samples, µs on the device, of rounds for so many seconds. counts: of warm-up rounds, of the fewest and
     of the most that are sampled."""
     warm, least, most = counts
