@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -31,14 +31,14 @@ from zbsolve.util.machine import cores, free_memory, processor
 
 from .busy_process import busy, times_beside_messages
 from .copies import host_link, measure_copies, slowed_by_copies, slowed_by_messages
-from .dataflow import Flow, chosen, fake_mode, flow, microbatch_facts, quiet
+from .dataflow import chosen, fake_mode, flow, microbatch_facts, quiet
 from .devices import cache_bytes, clock_of
 from .links import Survey, ends, fit, measure_links, over_sockets, samples_of, slowest, survey, with_others
 from .memory import LayerMemory, costs_of, held, least_held
 from .operation_costs import OptimizerState, state_of
 from .slices import SlicePart
 from .stage_rounds import BY_LAYERS, Spread, bytes_here, of_two_kinds, stages_of
-from .timing import TIMED_KINDS, Bench, Measuring, Part, Progress, Timed, host_times, time_layers
+from .timing import TIMED_KINDS, Bench, Measuring, Part, Progress, Timed, host_times, layer_of, time_layers
 from .vocabulary_times import VocabularyPart
 
 MAX_BUSY_PROCESSES = 1000  # each holds the model
@@ -53,53 +53,49 @@ KINDS = (
 
 @dataclass(frozen=True)
 class _Measured:
-    """Times and sizes. taken: the layers measured; equal: for each layer of the model, the measured ones equal to it. state:
-    how parameters are stored and updated. memory: of the layers measured. spread: the mesh that they were sharded over.
-    splits: how the backward of each layer is split, if that was chosen per layer. parts: what features measured."""
+    """Times and sizes. what: the layers measured. equal: for each layer of the model, the measured ones equal to it. state:
+    how parameters are stored and updated. memory: of the layers measured. splits: how the backward of each layer is split,
+    if that was chosen per layer. parts: what features measured."""
 
-    model: Model
-    device: torch.device
-    through: Flow
-    taken: tuple[int, ...]
+    what: Measuring
     equal: tuple[tuple[int, ...], ...]
     state: OptimizerState
     timed: Timed
     memory: dict[int, LayerMemory]
-    spread: Spread | None
     splits: list[Row]
     parts: Sequence[Part]
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """All layers of the model, each with the medians of those equal to it, and with what features measured of it."""
-        sizes = costs_of([self.memory[same[0]] for same in self.equal])
-        whole = []
+        sizes, through, whole = costs_of([self.memory[same[0]] for same in self.equal]), self.what.through, []
         for i, same in enumerate(self.equal):
             kinds = (*TIMED_KINDS, "U")
             pooled = {kind: [us for j in same for us in self.timed.samples.get((j, kind), [])] for kind in kinds}
-            whole.append(_layer(self.model, i, pooled, sizes[i], self.through.parameter_bytes[i]))
-        layers = self.through.with_sides(without_backwards(whole, self.through.untrained))
+            whole.append(layer_of(self.what.model, i, pooled, sizes[i], through.parameter_bytes[i]))
+        layers = through.with_sides(without_backwards(whole, through.untrained))
         for part in self.parts:
             layers = part.on_layers(layers, [row[0] for row in self.equal])
         return layers
 
     def named(self, rows: Mapping[tuple[int, str], Any], behind: str = "") -> dict[str, Any]:
         """(layer, kind) → value becomes "<layer>/<kind>" → value, as in a profile."""
-        return {f"{self.model.layer_names[i]}/{kind}{behind}": value for (i, kind), value in rows.items()}
+        names = self.what.model.layer_names
+        return {f"{names[i]}/{kind}{behind}": value for (i, kind), value in rows.items()}
 
     @property
     def samples(self) -> dict[str, list[float]]:
         """The samples of layers, as in a profile."""
-        hosts = self.named(self.timed.host, " host") if self.device.type == "cuda" else {}
+        hosts = self.named(self.timed.host, " host") if self.what.bench.device.type == "cuda" else {}
         return {**self.named(self.timed.samples), **self.named(self.timed.eager, " eager"), **hosts}
 
     def host_times(self) -> dict[str, float]:
         """µs of host time per pass: measured on a GPU, a lower bound on a CPU (not known for layers that a mesh shards)."""
-        if self.device.type == "cuda":
+        if self.what.bench.device.type == "cuda":
             return self.named({key: median(row) for key, row in self.timed.host.items()})
-        if self.spread is not None:
+        if self.what.bench.spread is not None:
             return {}
-        return self.named(host_times(self.model, self.through, self.taken))
+        return self.named(host_times(self.what.model, self.what.through, self.what.layers))
 
 
 def measure(
@@ -152,7 +148,7 @@ def measure(
         copies, beside = measure_copies() if on_gpu else {}, dict[str, dict[str, list[float]]]()
         if traffic and not on_gpu:
             progress("passes beside messages")
-            beside = times_beside_messages(model.name, seed, costs.taken, seconds)
+            beside = times_beside_messages(model.name, seed, costs.what.layers, seconds)
         progress("links between neighbouring ranks")
         sent = next((part.sent for part in parts if part.sent is not None), None)
         survey = measure_links(LINK_SECONDS, group, sent, target, started)
@@ -171,9 +167,9 @@ def measure(
         slowest(survey.pairs).link,
         costs.state.factor,
         torch.cuda.get_device_properties(target).total_memory if on_gpu else None,
-        _facts(costs, run, bench, survey),
+        _facts(costs, run, survey),
         samples,
-        tied=costs.through.tied,
+        tied=costs.what.through.tied,
         host=host_link(copies, free_memory(), torch.cuda.device_count()),
         slowdowns=() if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies),
         **{name: value for part in parts for name, value in part.fields.items()},
@@ -215,7 +211,8 @@ def _measured(
     if spread is not None:  # `parallelize` may treat equal layers differently
         taken = kinds = tuple(range(len(model.layers)))
     equal = tuple(tuple(j for j in taken if kinds[j] == kind) for kind in kinds)
-    how = Measuring(model, through, bench, sorted({same[0] for same in equal}), partial(_layer, model), progress)
+    what = Measuring(model, through, bench, taken, progress)
+    each = what._replace(layers=sorted(set(kinds)))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -224,10 +221,10 @@ def _measured(
             state = state_of(optimizer_states, [p for layer in model.build(taken) for p in layer.parameters()])
         with busy(model.name, seed, taken, count):
             for part in parts:
-                part.before(how)
-            timed, stages = time_layers(model, through, taken, bench, OPTIMIZERS[state.optimizer], progress)
+                part.before(each)
+            timed, stages = time_layers(what, OPTIMIZERS[state.optimizer])
             for part in parts:
-                part.after(how)
+                part.after(each)
         progress("memory")
         if spread is not None:
             rows = least_held(model, stages, COLLECTIVE_TRIES)
@@ -239,11 +236,10 @@ def _measured(
         memory = dict(zip(taken, rows, strict=True))
         if spread is not None:
             sizes, tied = bytes_here(model, stages)
-            through = replace(through, parameter_bytes=sizes, tied=tied)
+            what = what._replace(through=replace(through, parameter_bytes=sizes, tied=tied))
     finally:
         torch.set_num_threads(threads)
-    splits = decisions_of(stages)
-    return _Measured(model, bench.device, through, taken, equal, state, timed, memory, spread, splits, parts)
+    return _Measured(what, equal, state, timed, memory, decisions_of(stages), parts)
 
 
 def join(timeout: float, device: torch.device) -> bool:
@@ -272,15 +268,10 @@ def _device(asked: str) -> torch.device:
     return device
 
 
-def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[str, Any], parameters: int) -> Layer:
-    times: dict[str, Any] = {kind: median(samples[kind]) for kind in TIMED_KINDS}
-    U = median(samples["U"]) if samples.get("U") else 0.0
-    return Layer(name=model.layer_names[i], **times, U=U, parameter_bytes=parameters, **sizes)
-
-
-def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Survey) -> dict[str, object]:
+def _facts(costs: _Measured, run: dict[str, object], survey: Survey) -> dict[str, object]:
     """The profile's facts about its measurement."""
-    model, timed, layers, device = costs.model, costs.timed, costs.layers, costs.device
+    (model, through, bench, taken, _), timed, layers = costs.what, costs.timed, costs.layers
+    device, mesh = bench.device, {} if bench.spread is None else bench.spread.mesh.sizes
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in TIMED_KINDS}
     named, host = costs.named(timed.samples), costs.host_times()
     notes = [note for part in costs.parts for note in part.notes]
@@ -298,7 +289,7 @@ def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Surve
         **run,
         "split_over_fused": (total["B"] + total["W"]) / total["BW"] if total["BW"] else None,
         "states": costs.state.name,
-        "measured_layers": [model.layer_names[i] for i in costs.taken],
+        "measured_layers": [model.layer_names[i] for i in taken],
         "alone": timed.alone,
         "cache_bytes": bench.cache,
         "copies": timed.copies,
@@ -306,10 +297,10 @@ def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Surve
         "host_us": host,
         "links": [pair.facts() for pair in survey.pairs],
         **({FACT: [curve.facts(fit(curve.samples)) for curve in survey.curves]} if survey.curves else {}),
-        **microbatch_facts(costs.through, 1 if costs.spread is None else costs.spread.mesh.sizes.get("tp", 1)),
+        **microbatch_facts(through, mesh.get("tp", 1)),
         **({"splits": costs.splits} if costs.splits else {}),
         **({"captured": True, "not_captured": costs.named(timed.uncaptured)} if bench.capture else {}),
-        "left_after_W": {model.layer_names[i]: costs.memory[i].after_W for i in costs.taken},
+        "left_after_W": {model.layer_names[i]: costs.memory[i].after_W for i in taken},
         **{name: fact for part in costs.parts for name, fact in part.facts.items()},
         "warnings": [*warned, *([KINDS] if of_two_kinds(model) else []), *over_sockets(survey.pairs), *notes],
     }

@@ -27,9 +27,9 @@ from zbsolve.models.model import Model
 from zbsolve.models.slicing import AttentionRule, running_slice, whole_attention
 from zbsolve.util.errors import BadInput, is_out_of_memory
 
-from .dataflow import Flow, naming, place
-from .stage_rounds import PassTimer, Sample, Samples, alone, built, rotated, sampled
-from .timing import Bench, Measuring, Part, Progress
+from .dataflow import naming, place
+from .stage_rounds import PassTimer, Sample, Samples, alone, built, sampled
+from .timing import Measuring, Part
 
 _NEVER = -1.0  # a growth
 
@@ -166,9 +166,8 @@ def _attention(call: _Call) -> Tensor:
 
 @dataclass(frozen=True)
 class SliceTimes:
-    """Measurements. lengths: tokens of each slice. samples: layer → kind and slice → µs: "F/3", of slice
-    3, or "attention_F". kv_bytes: layer → bytes of a
-    sequence's keys and values, and of their gradients as they are accumulated."""
+    """Measurements. lengths: tokens of each slice. samples: layer → kind and slice → µs: "F/3", of slice 3, or
+    "attention_F". kv_bytes: layer → bytes of a sequence's keys and values, and of their gradients as accumulated."""
 
     lengths: tuple[int, ...]
     samples: dict[int, Samples]
@@ -209,10 +208,10 @@ class SlicePart(Part):
             raise BadInput("--slices: are measured with --split layers and without --mesh")
         return [cls(cutting)]
 
-    def before(self, how: Measuring) -> None:
+    def before(self, what: Measuring) -> None:
         """Time the slices."""
-        self.times = time_slices(how.model, how.through, how.kinds, self.cutting, how.bench, how.progress)
-        self.samples = self.times.named(how.model.layer_names)
+        self.times = time_slices(what, self.cutting)
+        self.samples = self.times.named(what.model.layer_names)
 
     def on_layers(self, layers: tuple[Layer, ...], kinds: Sequence[int]) -> tuple[Layer, ...]:
         """The layers with the lines of their slices."""
@@ -221,56 +220,46 @@ class SlicePart(Part):
         return fits.layers
 
 
-def time_slices(
-    model: Model, through: Flow, kinds: Sequence[int], cutting: Cutting, bench: Bench, progress: Progress
-) -> SliceTimes:
-    """Times of the layers `kinds` in slices, with the layers of each slice in order as a rank would run them; if memory does
-    not suffice for that, one layer at a time. Raises BadInput naming the layer that cannot be split, and for a model without
-    causal attention in `sliced_attention`."""
+def time_slices(what: Measuring, cutting: Cutting) -> SliceTimes:
+    """Times of layers in slices, with the layers of each slice in order as a rank would run them; if memory does not suffice
+    for that, one layer at a time. Raises BadInput naming the layer that cannot be split, and for a model without causal
+    attention in `sliced_attention`."""
+    model = what.model
     tokens = next(int(leaf.shape[1]) for leaf in leaves_of(model.batch(0, 0)[0]) if isinstance(leaf, Tensor))
     calls = dict[int, list[_Call]]()
-    for i in kinds:
-        progress(f"slices: can {place(model, i)} be cut")
+    for i in what.layers:
+        what.progress(f"slices: can {place(model, i)} be cut")
         with naming(f"model '{model.name}': {place(model, i)} in slices"):
-            calls[i] = _calls(model, i, through, bench, cutting)
+            calls[i] = _calls(what, i, cutting)
     if not any(calls.values()):
         raise BadInput(f"--slices: model '{model.name}' has no causal attention that calls zbsolve.exec.sliced_attention")
-    samples = _timed_together(model, through, kinds, cutting, bench, calls, progress)
-    held = {i: [tensor for call in calls[i] for tensor in (call.key, call.value)] for i in kinds}
+    samples = _timed_together(what, cutting, calls)
+    held = {i: [tensor for call in calls[i] for tensor in (call.key, call.value)] for i in what.layers}
     sizes = {i: (sum(row.nbytes for row in rows), sum(map(gradient_bytes, rows))) for i, rows in held.items()}
     return SliceTimes(tuple(cutting.tokens(tokens, "--slices")), samples, sizes)
 
 
-def _timed_together(
-    model: Model,
-    through: Flow,
-    kinds: Sequence[int],
-    cutting: Cutting,
-    bench: Bench,
-    calls: Mapping[int, Sequence[_Call]],
-    progress: Progress,
-) -> dict[int, Samples]:
+def _timed_together(what: Measuring, cutting: Cutting, calls: Mapping[int, Sequence[_Call]]) -> dict[int, Samples]:
     """Samples of each of these layers; if memory does not suffice for all, of one after the other."""
-    timer = PassTimer(bench.device)
-    progress(f"slices of {len(kinds)} layers" if len(kinds) > 1 else f"slices of {place(model, kinds[0])}")
+    timer = PassTimer(what.bench.device)
+    what.progress(f"slices of {what.words}")
     try:
-        turns = _rounds(model, kinds, through, cutting, bench, timer, calls)
-        return sampled(turns, bench.seconds * TIME_SHARE, ROUNDS)
+        return sampled(_rounds(what, cutting, timer, calls), what.bench.seconds * TIME_SHARE, ROUNDS)
     except Exception as error:
-        if not is_out_of_memory(error) or len(kinds) == 1:
-            with naming(f"model '{model.name}': {timer.at[1]} of {place(model, timer.at[0])} in slices"):
+        if not is_out_of_memory(error) or len(what.layers) == 1:
+            with naming(f"{what.failure(timer)} in slices"):
                 raise
-    share = replace(bench, seconds=bench.seconds / len(kinds))
-    alone_ones = (_timed_together(model, through, (i,), cutting, share, calls, progress) for i in kinds)
+    alone_ones = (_timed_together(alone_one, cutting, calls) for alone_one in what.by_themselves())
     return {i: rows for samples in alone_ones for i, rows in samples.items()}
 
 
-def _calls(model: Model, i: int, through: Flow, bench: Bench, cutting: Cutting) -> list[_Call]:
+def _calls(what: Measuring, i: int, cutting: Cutting) -> list[_Call]:
     """The arguments of attention in layer i. Raises BadInput if the layer cannot be split."""
-    layer = built(model, [i], bench.device)[0]
-    x = model.batch(0, 0)[0] if i == 0 else through.example(i, torch.randn)
+    model, device = what.model, what.bench.device
+    layer = built(model, [i], device)[0]
+    x = model.batch(0, 0)[0] if i == 0 else what.through.example(i, torch.randn)
     last = i == len(model.layers) - 1
-    batch = moved(x, bench.device), moved(model.batch(0, 0)[1], bench.device)
+    batch = moved(x, device), moved(model.batch(0, 0)[1], device)
     sequences = Sequences([batch[0]] * 2, [batch[1]] * 2)
     compare([layer], i, model.loss if last else None, sequences, cutting)
     calls = _Calls()
@@ -280,26 +269,19 @@ def _calls(model: Model, i: int, through: Flow, bench: Bench, cutting: Cutting) 
 
 
 def _rounds(
-    model: Model,
-    kinds: Sequence[int],
-    through: Flow,
-    cutting: Cutting,
-    bench: Bench,
-    timer: PassTimer,
-    calls: Mapping[int, Sequence[_Call]],
+    what: Measuring, cutting: Cutting, timer: PassTimer, calls: Mapping[int, Sequence[_Call]]
 ) -> Iterator[list[Sample]]:
     """Samples of an endless series of rounds: all slices of a microbatch for each copy of these layers, alternating so that
     a pass finds nothing in a cache that training would not leave there, in the first slice as in the others; and attention
     of whole sequences, layer by layer."""
-    sets = rotated(model, kinds, through.inputs, bench.device, bench.cache, None, bench.parts)
-    stages = [stage for row in sets[:MAX_COPIES] for stage in row]
-    feeds = {i: alone(model, i, through, bench.device) for i in kinds}
+    stages = [stage for row in what.copies()[:MAX_COPIES] for stage in row]
+    feeds = {i: alone(what.model, i, what.through, what.bench.device) for i in what.layers}
     sliced = [(stage, StageSlices(cutting, compares=False)) for stage in stages]
     timed, step = positions(cutting.count), 0
     while True:
         split = step % 2 == 0
         _turn(sliced, cutting, [feeds[stage.first](m, step) for m, stage in enumerate(stages)], timer, split)
-        for i in kinds:
+        for i in what.layers:
             if calls[i]:
                 _time_attention(i, calls[i], timer)
         rows = [(row, row[1].partition("/")) for row in timer.drain()]

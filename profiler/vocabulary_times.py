@@ -18,14 +18,13 @@ from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.vocabulary.shard import blocks, pass_s
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.layer import Layer
-from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput, one_line
 
-from .dataflow import Flow, batch_of, fake_mode, quiet
+from .dataflow import batch_of, fake_mode, quiet
 from .memory import costs_of, held_by
 from .operation_costs import Op, PassOps, counting
 from .stage_rounds import TURNS, PassTimer, Sample, Samples, rounds, sampled
-from .timing import Bench, Measuring, Part, Progress
+from .timing import Measuring, Part, layer_of
 from .vocabulary_cut import Cut, Rest, cut_of, run_shard, run_table
 
 Times = Mapping[str, float]  # pass name → µs
@@ -121,7 +120,6 @@ def held_by_shard(cut: Cut, ranks: int, barriers: int) -> tuple[int, int]:
     return after["S"] - partial, max(over)
 
 
-LayerOf = Callable[[int, Samples, dict[str, int], int], Layer]  # from number, samples, sizes, parameter bytes
 ROUNDS = WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 1, 5, 20  # of each shard
 TIME_SHARE, MIN_SECONDS = 0.5, 5.0  # of the time for layers
 USUAL_RANKS = 8  # measured first, then their neighbours
@@ -130,18 +128,18 @@ USUAL_RANKS = 8  # measured first, then their neighbours
 class VocabularyPart(Part):
     """The costs of a sharded vocabulary in a measurement; if there are none, a fact says why."""
 
-    def after(self, how: Measuring) -> None:
+    def after(self, what: Measuring) -> None:
         """Time the vocabulary of the model."""
-        if how.bench.spread is not None:
+        if what.bench.spread is not None:
             self.facts = {"no_vocabulary": "layers are spread over a mesh"}
             return
         try:
-            times = time_vocabulary(how.model, how.through, how.bench, how.progress)
-            costs = measured_costs(how.model, how.through, times, how.layer)
+            times = _timed(what)
+            costs = _costs(what, times)
         except Exception as error:  # the model runs even if its vocabulary cannot be examined
             self.facts = {"no_vocabulary": str(error) if isinstance(error, BadInput) else one_line(error)}
             return
-        self.fields, self.samples = {"vocabulary": costs}, times.samples(how.model.layer_names)
+        self.fields, self.samples = {"vocabulary": costs}, times.samples(what.model.layer_names)
         self.sent = costs.hidden_bytes, costs.statistic_bytes  # of hidden states, and of one shard's softmax statistics
 
     def together(self, ranks: int, collectives: Samples) -> None:
@@ -176,13 +174,14 @@ class VocabularyTimes:
         return {f"vocabulary/{at}/{name}{end}": row for (at, end), rows in parts.items() for name, row in rows.items()}
 
 
-def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progress) -> VocabularyTimes:
+def _timed(what: Measuring) -> VocabularyTimes:
     """Times of one microbatch. Numbers of ranks whose rounds would take too long are left out, except one and torchrun's.
     Raises BadInput if the vocabulary cannot be sharded."""
-    cut, timer = cut_of(model, through, batch_of(model, device=bench.device), torch.randn), PassTimer(bench.device)
-    times, until = VocabularyTimes(), time.monotonic() + max(MIN_SECONDS, TIME_SHARE * bench.seconds)
+    device, times = what.bench.device, VocabularyTimes()
+    cut, timer = cut_of(what.model, what.through, batch_of(what.model, device=device), torch.randn), PassTimer(device)
+    until = time.monotonic() + max(MIN_SECONDS, TIME_SHARE * what.bench.seconds)
     for rest in cut.rests:
-        progress("what a sharded vocabulary leaves of the layers")
+        what.progress("what a sharded vocabulary leaves of the layers")
         times.rests[rest.number] = _rest(rest, cut, timer)
     together = dist.get_world_size() if dist.is_initialized() else 0  # torchrun's, whose collectives are measured
     wanted = {*cut.ranks, *([together] if 1 < together <= cut.size else [])}
@@ -193,9 +192,9 @@ def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progres
         takes = each * most / ranks * 2 * (WARM_ROUNDS + MIN_ROUNDS)
         if takes > left and ranks != together and not last:
             continue
-        progress(f"the vocabulary's shards for {ranks} ranks")
+        what.progress(f"the vocabulary's shards for {ranks} ranks")
         for barriers in (1, 2):
-            if bench.device.type == "cpu":
+            if device.type == "cpu":
                 times.held[ranks, barriers] = held_by_shard(cut, ranks, barriers)
             own = cut.output(ranks)
             run = partial(run_shard, own, cut.hidden, cut.labels, ranks, barriers, partial(timer.run, 0))
@@ -206,16 +205,16 @@ def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progres
     return times
 
 
-def measured_costs(model: Model, through: Flow, times: VocabularyTimes, layer: LayerOf) -> VocabularyCosts:
-    """The costs from these times; unknown bytes are counted with fake tensors. layer: builds a Layer. Raises BadInput."""
-    mode = fake_mode()
+def _costs(what: Measuring, times: VocabularyTimes) -> VocabularyCosts:
+    """The costs from these times; unknown bytes are counted with fake tensors. Raises BadInput."""
+    model, mode = what.model, fake_mode()
     with mode, quiet():
-        cut = replace(cut_of(model, through, batch_of(model, mode)), ranks=tuple(times.ranks))
+        cut = replace(cut_of(model, what.through, batch_of(model, mode)), ranks=tuple(times.ranks))
         clock = Clock(
             lambda ranks, barriers: _medians(times.shards[ranks, barriers]),
             lambda ranks, barriers: times.held.get((ranks, barriers)) or held_by_shard(cut, ranks, barriers),
             lambda ranks: _medians(times.tables.get(ranks, {})),
-            lambda rest, sizes: layer(rest.number, times.rests[rest.number], sizes, rest.parameter_bytes),
+            lambda rest, sizes: layer_of(model, rest.number, times.rests[rest.number], sizes, rest.parameter_bytes),
         )
         return vocabulary_costs("measured", cut, clock)
 
@@ -233,10 +232,8 @@ def _seconds_a_turn(cut: Cut, ranks: int, timer: PassTimer) -> float:
 
 
 def _rest(rest: Rest, cut: Cut, timer: PassTimer) -> Samples:
-    turns, count = (
-        rounds([[rest.stage]], lambda microbatch, step: (rest.given, cut.labels), timer, recompute=True),
-        len(TURNS),
-    )
+    count, batch = len(TURNS), (rest.given, cut.labels)
+    turns = rounds([[rest.stage]], lambda microbatch, step: batch, timer, recompute=True)
     (samples,) = sampled(turns, 0.0, (count, MIN_ROUNDS * count, MIN_ROUNDS * count)).values()
     return samples
 
