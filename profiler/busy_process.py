@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from subprocess import DEVNULL, PIPE
 from threading import Event, Thread
 
 import torch
@@ -106,19 +107,22 @@ def main(spec: str, seed: str, layers: str, *pair: str) -> None:
 
 # --- The process that starts them ---
 
+Row = tuple[Sequence[str], dict[str, str]]
+NOTHING: dict[str, str] = {}
+
 
 def times_beside_messages(spec: str, seed: int, layers: Sequence[int], seconds: float) -> dict[str, dict[str, list[float]]]:
     """Times of layers and messages, alone and both at once (see `beside_messages`), in two processes. Raises RunFailed."""
     with temporary_folder("beside") as folder:
-        ends = [(*_words(spec, seed, layers), str(folder), str(rank), str(seconds)) for rank in (0, 1)]
-        with _processes(ends) as (first, _):
+        rows = [((*_words(spec, seed, layers), str(folder), str(rank), str(seconds)), NOTHING) for rank in (0, 1)]
+        with processes(__name__, rows, PIPE, DEVNULL) as (first, _):
             return dict(json.loads(_wait_ready(first, time.monotonic() + seconds + START_SECONDS, spec)))
 
 
 @contextmanager
 def busy(spec: str, seed: int, layers: Sequence[int], count: int) -> Iterator[None]:
     """Inside the block `count` processes run rounds. Raises BadInput, RunFailed if one does not start."""
-    with _processes([_words(spec, seed, layers)] * count) as children:
+    with processes(__name__, [(_words(spec, seed, layers), NOTHING)] * count, PIPE, DEVNULL) as children:
         until = time.monotonic() + START_SECONDS
         for child in children:
             _wait_ready(child, until, spec)
@@ -130,13 +134,14 @@ def _words(spec: str, seed: int, layers: Sequence[int]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _processes(words: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A process for each of these argument lists, ended with the block."""
-    children, pipe, none = list[subprocess.Popen[bytes]](), subprocess.PIPE, subprocess.DEVNULL
+def processes(module: str, rows: Sequence[Row], stdout: int, stderr: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A process `python -m module` for each row: its arguments, and what is added to its environment. They end with the
+    block."""
+    children = list[subprocess.Popen[bytes]]()
     try:
-        for arguments in words:
-            command = [sys.executable, "-m", "profiler.busy_process", *arguments]
-            children.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, env=child_environment()))
+        for arguments, added in rows:
+            command, around = [sys.executable, "-m", module, *arguments], child_environment() | added
+            children.append(subprocess.Popen(command, stdin=PIPE, stdout=stdout, stderr=stderr, env=around))
         yield children
     finally:
         for child in children:

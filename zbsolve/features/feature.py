@@ -148,6 +148,11 @@ class OfRun:
     timed: Callable[[Any, Any, Callable[[str], float], Problem], Any] = lambda profile, base, us, problem: profile
 
 
+def needs_base(ran: Callable[[Problem], bool], what: str, says: str) -> Callable[[Problem, Any], str]:
+    """`OfRun.lacks` of a feature whose run needs a base profile, which `says` what it lacks. ran: did the feature run?"""
+    return lambda problem, base: f"{what}: a base profile is needed, which says {says}" * (base is None and ran(problem))
+
+
 class Apart(NamedTuple):
     """Two conditions (see `table.CONDITIONS`) that exclude each other, and why."""
 

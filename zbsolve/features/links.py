@@ -9,7 +9,7 @@ from ..kinds import LINKS as NAME
 from ..layer import NO_LINK
 from ..placement import RANK
 from ..problem import Problem
-from .feature import Apart, Feature, OfRun
+from .feature import Apart, Feature, OfRun, needs_base
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
@@ -23,11 +23,6 @@ def _build(problem: Problem, staged: Any) -> Problem:
 def _build_cards(problem: Problem, staged: Any) -> Problem:
     """Put gradient sums and gathers on the cards of messages, where their group's link is shared by a rank's messages."""
     return with_cards(problem) if staged.profile.link.shared == RANK == staged.group.shared else problem
-
-
-def _untimed(problem: Problem, base: Any) -> str:
-    known = base is not None or not problem.has(NAME)
-    return "" if known else "its messages share links: a base profile is needed, which says what each takes of them"
 
 
 def group_note(what: str, profile: Any) -> str:
@@ -44,7 +39,7 @@ SITES, BOTH = "a link between sites", "messages occupy their links or their send
 LINKS = Feature(
     NAME,
     build=_build,
-    of_run=OfRun(_untimed),
+    of_run=OfRun(needs_base(lambda problem: problem.has(NAME), "its messages share links", "what each takes of them")),
     holds={
         SENDER: lambda seen: seen.profile is not None and seen.profile.link.blocking,
         SHARE: lambda seen: seen.profile is not None and bool(seen.profile.link.shared),

@@ -15,7 +15,7 @@ from ..partition.stage_memory import NONE, Common
 from ..problem import Problem
 from ..util.errors import BadInput
 from ..util.text import times_note
-from .feature import AUTO, Apart, Choices, Feature, Field, Named, OfRun, is_auto
+from .feature import AUTO, Apart, Choices, Feature, Field, Named, OfRun, is_auto, needs_base
 
 LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS = "last", "redistribute", "sharded", "two-barriers"
 VOCABULARIES = (LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS)
@@ -88,11 +88,6 @@ def vocabularies(step: Any) -> list[Named]:
     return steps
 
 
-def _untimed(problem: Problem, base: Any) -> str:
-    known = base is not None or not barriers_of(problem)
-    return "" if known else "its vocabulary is sharded: a base profile is needed, which says what is left of the layers"
-
-
 def _with_times(profile: Any, base: Any, us: Callable[[str], float], problem: Problem) -> Any:
     """`profile`, a run's result for the rests of the layers, with the rest of `base`: the run's S and T go into the row for
     its number of ranks. All that did not run (whole end layers, collectives, other numbers of ranks) is not changed."""
@@ -134,7 +129,11 @@ VOCABULARY = Feature(
     usual=False,
     partition=lambda step: LAST_PARTITION if step.vocabulary == LAST else "",
     choices=Choices(("vocabulary",), vocabularies, compared=True),
-    of_run=OfRun(_untimed, lambda base, problem: without_vocabulary(base) if barriers_of(problem) else base, _with_times),
+    of_run=OfRun(
+        needs_base(lambda problem: bool(barriers_of(problem)), "its vocabulary is sharded", "what is left of the layers"),
+        lambda base, problem: without_vocabulary(base) if barriers_of(problem) else base,
+        _with_times,
+    ),
     holds={
         "sharded vocabulary": lambda seen: is_auto(seen.step.vocabulary) or seen.step.vocabulary in BARRIERS,
         "a single rank": lambda seen: seen.step.ranks == 1 and not is_auto(seen.step.vocabulary),
