@@ -144,7 +144,7 @@ ROWS = (
         "            graph.register_generator_state(drawer)\n",
         "            pass\n",
         "dropout",
-        "it does not say 'captured: '",
+        "draws from a generator that was not registered",
     ),
     Planted(
         "the communicator of collectives is made by the first one",
