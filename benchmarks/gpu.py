@@ -8,6 +8,7 @@ not how fast.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ SECONDS = {  # less than twelve minutes together
     "offload": 45.0,
 }
 ALL_SECONDS = 700.0  # from here on parts are stopped; each takes up to 20 s to end
+ENDING = 15.0  # seconds for tests to end, if they are stopped
 BESIDE = {"planted", "failure", "tests"}  # they time nothing
 
 
@@ -155,11 +157,16 @@ def tests(device: str, tiny: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="zbsolve-") as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", f"--junitxml={report}", *map(str, files)]
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        with subprocess.Popen(command, cwd=ROOT) as child:
+            try:
+                late, code = [], child.wait(SECONDS["tests"] - ENDING)
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGINT)  # its report has the tests that ended
+                late, code = ["stopped before its end"], child.wait()
         if not report.exists():
             return {"tests": [], "wrong": [f"pytest ended with {code}, without a report"]}
         rows = [_test_row(case) for case in ElementTree.parse(report).iter("testcase")]
-    wrong = [f"{row['test']}: {row['why']}" for row in rows if row["outcome"] == "failed"]
+    wrong = late + [f"{row['test']}: {row['why']}" for row in rows if row["outcome"] == "failed"]
     if not any(row["outcome"] == "passed" for row in rows):
         wrong.append("none passed" + (f" (the first: {rows[0]['why']})" if rows else ": there are none"))
     return {"tests": rows, "wrong": wrong}

@@ -31,9 +31,10 @@ from zbsolve.exec import Pipeline
 from zbsolve.exec.base.part import Data, Hooks
 from zbsolve.exec.check import reference
 from zbsolve.exec.choices import BACKENDS, device_of
+from zbsolve.exec.device.capture import destroy
 from zbsolve.exec.device.rank_device import DeviceRows
 from zbsolve.exec.feed import step_seed
-from zbsolve.exec.run.host import at_once, take_environment, together
+from zbsolve.exec.run.host import at_once, set_environment, together
 from zbsolve.exec.transport.wires import came_true
 from zbsolve.models.model import seeded
 from zbsolve.models.presets import Block
@@ -147,6 +148,8 @@ def run_case(case: Case, rank: int, ranks: int, device: torch.device) -> dict[st
         if device.type == "cuda":
             host.append(float(sum(result.timeline and result.columns[3])))
     found = {"worst": worst, "where": where, "right": worst <= LIMITS[case.dtype], "loss": losses[-1]}
+    if pipe._runner.captures is not None:
+        destroy(pipe._runner.captures.graphs)  # else its communicators do not end
     found |= {"captured": pipe.captured, "wall_ms": [round(1e3 * t, 2) for t in wall[:3] + wall[-3:]]}
     if device.type == "cuda":
         makespan = round(result.timeline.makespan)
@@ -310,7 +313,8 @@ def ranks_run(cases: list[Case], ranks: int, device: str = "cuda", at_a_time: bo
 def _ran(folder: Path, ranks: int, device: str, seconds: float, more: dict[str, str]) -> list[Any]:
     children, until = [], time.monotonic() + seconds
     for rank in range(ranks):
-        environment = child_environment() | {"RANK": str(rank), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | more
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+        environment = child_environment() | place | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | more
         command = [sys.executable, "-m", "benchmarks.gpu_ranks", str(folder), str(ranks), device, str(until)]
         with open(folder / f"errors.{rank}", "wb") as errors:
             children.append(subprocess.Popen(command, env=environment, stdout=errors, stderr=errors))
@@ -340,10 +344,10 @@ def main(folder: Path, ranks: int, kind: str, until: float) -> int:
     faulthandler.dump_traceback_later(max(0.1, until - time.monotonic()), exit=True)
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
-    if kind == "cuda":
-        take_environment(rank, ranks)
-        torch.cuda.set_device(0)
+    set_environment(kind, share=True)
     device = device_of(kind, rank, share=True)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
     store = f"file://{folder / 'store'}"
     dist.init_process_group(BACKENDS[kind], init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     cases = [Case(**row) for row in json.loads((folder / "cases.json").read_text())]

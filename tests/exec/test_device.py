@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -240,13 +241,30 @@ def test_a_graph_is_not_replayed_for_parameters_that_are_frozen_or_elsewhere(cha
     captures.key = partial(_key_on_a_cpu, captures.key)  # type: ignore[method-assign]
     data = Data({}, {})
     graph: Any = SimpleNamespace(places=_places(module))
-    captures._graphs[captures.key(data)] = graph
+    captures.graphs[captures.key(data)] = graph
     assert captures.of(data, "") is graph
     if change == "frozen":
         module.weight.requires_grad_(False)
     else:
         module.weight.data = module.weight.data.clone()
     assert captures.of(data, "") is None
+
+
+def test_a_step_that_fails_ends_its_graphs_which_keep_communicators_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name in ("current_stream", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: stream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    captures = Captures(torch.device("cuda"), torch.nn.Linear(2, 2), lambda *_: Record(0), lambda: None)
+    ended = list[str]()
+    captured: Any = SimpleNamespace(graph=SimpleNamespace(reset=lambda: ended.append("a")))
+    captures.graphs |= {"a": captured, "b": None}
+    with captures.computing():
+        pass
+    assert ended == []
+    with pytest.raises(ValueError, match="a rank is lost"), captures.computing():
+        raise ValueError("a rank is lost")
+    assert (ended, captures.graphs) == (["a"], {})
 
 
 def test_few_shapes_are_known_where_each_step_has_another_one() -> None:
@@ -257,12 +275,12 @@ def test_few_shapes_are_known_where_each_step_has_another_one() -> None:
     assert list(captures._watched) == list(range(5, MOST_WATCHED + 5))
     with pytest.warns(UserWarning, match="not captured: of what others do"):
         assert captures.of(Data({}, {}, 5), "of what others do") is None
-    captures._graphs = dict.fromkeys(range(MOST_GRAPHS), SimpleNamespace())  # type: ignore[arg-type]
+    captures.graphs = dict.fromkeys(range(MOST_GRAPHS), SimpleNamespace())  # type: ignore[arg-type]
     captures.watch(Data({}, {}, 1000))
     with pytest.warns(UserWarning, match="more than 4 shapes"):
         assert captures.of(Data({}, {}, 64), "") is None
     assert 1000 not in captures._watched
-    assert 64 not in captures._graphs
+    assert 64 not in captures.graphs
     assert len(captures.said) == 2
 
 
@@ -318,23 +336,37 @@ def test_what_a_process_needs_that_shares_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert (shared["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], shared["CUDA_DEVICE_MAX_CONNECTIONS"]) == ("25", "8")
 
 
+def test_what_a_rank_of_torchrun_needs_is_set_before_the_driver_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", host.PLACE: "/none"}
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("the driver is used"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    host.set_environment("cpu", share=True)
+    assert len(environment) == 3
+    host.set_environment("auto", share=True)
+    assert (environment["NCCL_HOSTID"], environment["CUDA_DEVICE_MAX_CONNECTIONS"]) == ("h3", "16")
+
+
 @pytest.mark.parametrize(("starts", "serves"), [(True, True), (True, False), (False, False)])
 def test_mps_is_used_where_its_server_starts_and_is_stopped(
     starts: bool, serves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, control = tmp_path / "run", tmp_path / host.CONTROL
     folder.mkdir()
-    begun = f'if [ "$1" = -d ]; then {"touch $CUDA_MPS_PIPE_DIRECTORY/control" if starts else "exit 1"}'
+    ends = "touch $CUDA_MPS_PIPE_DIRECTORY/control" if starts else "exit 1"
+    begun = f'if [ "$1" = -d ]; then echo $CUDA_VISIBLE_DEVICES > {tmp_path}/seen; {ends}'
     control.write_text(f"#!/bin/sh\n{begun}; else cat >> {tmp_path}/told; fi\n")
     control.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv(host.PLACE, str(tmp_path / "none"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1" if serves else "1,2")
     monkeypatch.setattr(host, "START_SECONDS", 5.0 if starts else 0.5)
     monkeypatch.setattr(host, "PROBE", f"exit({int(not serves)})")
     with host.together(folder):
         assert host.at_once() == serves
         assert ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in host.device_environment(1, 2)) == serves
     assert not host.at_once()
+    assert (tmp_path / "seen").read_text() == ("GPU-1\n" if serves else "\n")
     told = tmp_path / "told"
     assert (told.read_text() if told.exists() else "") == "quit -t 2\n" * starts
 

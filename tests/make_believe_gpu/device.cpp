@@ -82,6 +82,7 @@ struct Call {
 };
 
 struct Graph {
+  std::set<const void*> communicators, generators;  // that it sends over, and draws from
   std::vector<Call> calls;
   std::vector<waits::Use> uses;
 };
@@ -290,7 +291,9 @@ static Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
     cpu_of(self).copy_(cpu_of(source));
     return self;
   }
-  TORCH_CHECK(!self.is_cpu() || non_blocking, "operation not permitted when stream is capturing: copy to the host");
+  const auto& host = self.is_cpu() ? self : source;
+  TORCH_CHECK(!host.is_cpu() || (non_blocking && waits::is_pinned(reinterpret_cast<uintptr_t>(host.const_data_ptr()))),
+              "operation not permitted when stream is capturing: a copy of memory that is not pinned, or with a wait");
   auto operation = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
   log({operation, {self, source, non_blocking}, {self}, drawer(), nullptr});
   return self;
@@ -363,6 +366,8 @@ static void run_on_cpu(const c10::OperatorHandle& operation, Stack* stack) {
     return;
   }
   auto host = at::detail::getDefaultCPUGenerator(), own = drawer();
+  TORCH_CHECK(!capturing() || graph->generators.count(own.unsafeGetGeneratorImpl()), "a graph draws from a generator that ",
+              "was not registered with it");
   auto before = host.get_state();
   host.set_state(own.get_state());
   operation.redispatchBoxed(CPU, stack);
@@ -498,7 +503,7 @@ static Row flat(const Rows& rows) {
   return found;
 }
 
-static py::function in_pass;  // the name of the pass that this thread runs, or ""
+static auto& in_pass = *new py::function;  // never freed, as Python ends before; the name of the pass that this thread runs, or ""
 
 struct Nccl : Backend {
   c10::intrusive_ptr<Backend> gloo;
@@ -536,6 +541,7 @@ struct Nccl : Backend {
     }
     check_waits();
     if (!capturing()) return c10::make_intrusive<Launched>(function(), end);
+    graph->communicators.insert(this);
     log({std::nullopt, {}, {}, drawer(), [function]() mutable { function()->wait(); }});
     return c10::make_intrusive<Launched>(nullptr, end);
   }
@@ -635,10 +641,16 @@ static void replay(const Graph& of) {
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph").def(py::init<>()).def("replay", [](const Graph& one) {
-    py::gil_scoped_release others;
-    replay(one);
-  });
+  py::class_<c10d::Nccl, c10::intrusive_ptr<c10d::Nccl>, c10d::Backend>(m, "Nccl")
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>());
+  py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph")
+      .def(py::init<>())
+      .def("register", [](Graph& one, at::Generator drawer) { one.generators.insert(drawer.unsafeGetGeneratorImpl()); })
+      .def("uses", [](const Graph& one, const c10d::Nccl& other) { return one.communicators.count(&other) > 0; })
+      .def("replay", [](const Graph& one) {
+        py::gil_scoped_release others;
+        replay(one);
+      });
   m.def("begin", [](std::shared_ptr<Graph> one) {
     graph = one;
     waits::begin_capture();
@@ -676,6 +688,4 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("record_stream", [](uintptr_t at, waits::Stream one) { waits::record_stream(at, one); });
   m.def("pinned", [](uintptr_t at, size_t size) { waits::take(at, size, false); });
   m.def("in_pass", [](py::function function) { c10d::in_pass = std::move(function); });
-  py::class_<c10d::Nccl, c10::intrusive_ptr<c10d::Nccl>, c10d::Backend>(m, "Nccl")
-      .def(py::init<c10::intrusive_ptr<c10d::Backend>, int, int>());
 }

@@ -131,6 +131,22 @@ ROWS = (
         "a communicator is made in the middle of a step",
     ),
     Planted(
+        "graphs are still there when the communicators end whose messages they have",
+        "pipeline.py",
+        "            weakref.finalize(self, destroy, self._runner.capture().graphs)",
+        "            self._runner.capture()",
+        "loop",
+        "a communicator would not end",
+    ),
+    Planted(
+        "a graph does not know the generator that a layer draws from",
+        "device/capture.py",
+        "            graph.register_generator_state(drawer)\n",
+        "            pass\n",
+        "dropout",
+        "draws from a generator that was not registered",
+    ),
+    Planted(
         "the communicator of collectives is made by the first one",
         "vocabulary/rank.py",
         "        connect([own], device, timeout)\n",

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         assert event.recorded is not None, "a wait for an event that was not recorded"
+        assert not (event.external and device.is_capturing()), "an event with a time in a graph that something waits for"
         device.wait(self.cuda_stream, event.moment)
 
     def wait_stream(self, other: Stream) -> None:
@@ -62,6 +64,8 @@ class Stream:
         synchronize()
 
     def query(self) -> bool:
+        if device.is_capturing():
+            raise RuntimeError("operation not permitted when stream is capturing")
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -80,10 +84,12 @@ class Event:
         self.timed, self.external = enable_timing, external
         self.recorded: int | None = None
         self.moment: Any = None
+        self.inside = False  # of a graph, which says nothing of it
 
     def record(self, stream: Stream | None = None) -> None:
         assert stream is None or isinstance(stream, Stream)
         self.moment = device.record(device.stream() if stream is None else stream.cuda_stream)
+        self.inside = device.is_capturing() and not self.external
         if not device.is_capturing():
             self._now()
             return
@@ -105,6 +111,8 @@ class Event:
     def _over(self, everybody: bool) -> None:
         if device.is_capturing():
             raise RuntimeError("operation not permitted when stream is capturing")
+        if self.inside:
+            raise RuntimeError("operation not permitted on an event last recorded in a capturing stream")
         if self.moment is not None:
             device.hear(self.moment, everybody)
 
@@ -169,14 +177,17 @@ class OnDevice:
 class Graph:
     """`torch.cuda.CUDAGraph`."""
 
+    live: weakref.WeakSet[Graph] = weakref.WeakSet()
+
     def __init__(self, keep_graph: bool = False) -> None:
-        self.log: Any = None
+        self.log = device.Graph()
+        self.live.add(self)
 
     def register_generator_state(self, generator: torch.Generator) -> None:
-        assert isinstance(generator, torch.Generator)
+        self.log.register(generator)
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        self.log = device.Graph()
+        self.log.register(device.drawer())
         device.begin(self.log)
 
     def capture_end(self) -> None:
@@ -274,9 +285,11 @@ class Nccl(device.Nccl):  # type: ignore[misc, name-defined]
         self.options = options
         KEPT.append(self)
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        if any(graph.log is not None and graph.log.uses(self) for graph in list(Graph.live)):
+            print("race: a communicator would not end, because a graph has its messages", file=sys.stderr, flush=True)
 
-    def shutdown(self) -> None: ...
+    shutdown = abort
 
     def _set_default_timeout(self, timeout: Any) -> None:
         self.gloo._set_default_timeout(timeout)
@@ -323,6 +336,11 @@ def put(place: Any, **values: Any) -> None:
         setattr(place, name, value)
 
 
+def limit_memory(fraction: float, on: Any = None) -> None:
+    assert isinstance(fraction, float), "torch takes no other number"
+    assert 0 <= fraction <= 1
+
+
 OWN = DeviceGenerator()
 put(
     torch.cuda,
@@ -358,7 +376,7 @@ put(
     reset_peak_memory_stats=lambda on=None: device.reset_peak(),
     memory_stats=lambda on=None: {},
     mem_get_info=lambda on=None: (MEMORY - device.allocated(), MEMORY),
-    set_per_process_memory_fraction=lambda fraction, on=None: None,
+    set_per_process_memory_fraction=limit_memory,
     is_bf16_supported=lambda *_, **__: True,
     default_generators=(OWN,) * COUNT,
     manual_seed=OWN.manual_seed,

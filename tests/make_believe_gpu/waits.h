@@ -101,6 +101,12 @@ static Block* block_of(uintptr_t at) {
   return at < block.end ? &block : nullptr;
 }
 
+static bool is_pinned(uintptr_t at) {
+  Locked here(lock);
+  auto block = block_of(at);
+  return block && block->stream < 0;
+}
+
 static void use(const Use& now) {
   auto block = block_of(now.begin);
   if (!block) return;

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..exec.choices import DEVICES, SPLITS, as_lines, choose, described, device_of, local_place
-from ..exec.run.host import take_environment
+from ..exec.run.host import set_environment
 from ..features.sizes import of_sizes
 from ..profile.lengths import stalls_of
 from ..profile.measured_run import FROM_STEPS, LINKS
@@ -221,11 +221,11 @@ def _device(options: argparse.Namespace) -> torch.device:
     """The device that this process measures on. Raises BadInput."""
     import torch
 
+    set_environment(options.device, options.share_gpus)
     rank, ranks = local_place()
     kind = choose(options.device, ranks, options.share_gpus)
     device = device_of(kind, rank, options.share_gpus)
     if kind == "cuda":
-        take_environment(rank, -(-ranks // torch.cuda.device_count()) if options.share_gpus else 1)
         torch.cuda.set_device(device)
     progress_line(f"device: {described(device)}")
     return device

@@ -29,6 +29,7 @@ from .base.part import Hooks, Part, asked
 from .base.torch_private import default_group
 from .choices import RUN_SPLITS, group_device, merged, with_number
 from .connecting import Given, Own, OwnWork, Update
+from .device.capture import destroy
 from .emulate import Times
 from .exchange import begin_alike, check_same, optimizers_wait
 from .feed import Batch, agreed_shares, checksum, shares_of, split_batch, step_seed
@@ -156,7 +157,7 @@ class Pipeline:
         self.owners = [ranks for ranks, n in zip(homes, own.counts, strict=False) for _ in range(n)]
         self._connect(own, given)
         if capture:
-            self._runner.capture()
+            weakref.finalize(self, destroy, self._runner.capture().graphs)  # called before those of `_connect`
         places = [part.place for part in self.parts if part.place is not None]
         self.alone, self._clip_watch = self.wires.size == 1 and not places, gradients.ParameterWatch(self.wires.rank)
         if not self.alone:

@@ -115,13 +115,14 @@ class RankRunner:
         if interpreter.slack is not None:
             interpreter.slack = interpreter.slack.of(view.schedule, programs)
 
-    def capture(self) -> None:
-        """Capture steps from now on, where that is possible."""
+    def capture(self) -> Captures:
+        """Capture steps from now on, where that is possible. Returns the graphs."""
         assert self.gpu is not None
         refusal = next((part.no_capture for part in self.parts if part.no_capture), "")
         if self.interpreter.hooks.watch:
             refusal = refusal or "each pass is looked at for a NaN"
         self.captures = Captures(self.gpu.device, self.module, self.launch, self.reset, refusal)
+        return self.captures
 
     def launch(self, data: Data, marks: Marks) -> Record:
         """Launch a whole step on the device; nothing waits for it."""

@@ -153,10 +153,9 @@ def end_pool(device: torch.device, pool: Any) -> None:
     gives no memory back to the device."""
     from torch._C import _cuda_endAllocateToPool, _cuda_releasePool
 
-    index = torch.cuda.current_device() if device.index is None else device.index
     with suppress(RuntimeError):  # the allocator has stopped using it
-        _cuda_endAllocateToPool(index, pool)
-        _cuda_releasePool(index, pool)
+        _cuda_endAllocateToPool(device.index, pool)
+        _cuda_releasePool(device.index, pool)
 
 
 # --- Attention ---

@@ -123,7 +123,7 @@ class Captured:
 class Captures:
     """The graphs of one rank, by the shape of their input. module: the rank's layers. launch: see `Launch`; reset: drops the
     state of a launch that failed. refusal: why no step is captured, or "". said: lines, each once: what was captured; what
-    was not captured, and why."""
+    was not captured, and why. A step that fails ends all graphs (see `destroy`)."""
 
     def __init__(
         self, device: torch.device, module: nn.Module, launch: Launch, reset: Callable[[], None], refusal: str = ""
@@ -131,7 +131,7 @@ class Captures:
         self.device, self.said = device, list[str]()
         self._module, self._launch, self._reset = module, launch, reset
         self._watched: dict[Hashable, Watched] = {}
-        self._graphs: dict[Hashable, Captured | None] = {}
+        self.graphs: dict[Hashable, Captured | None] = {}
         self._pool: Any = None
         self._stream: Any = None
         self._refusal = refusal
@@ -148,6 +148,9 @@ class Captures:
         try:
             with torch.cuda.stream(self._stream):
                 yield
+        except Exception:
+            destroy(self.graphs)
+            raise
         finally:
             before.wait_stream(self._stream)
 
@@ -162,7 +165,7 @@ class Captures:
     def watch(self, data: Data) -> Any:
         """The context in which a plain step of this batch runs."""
         key = self.key(data)
-        if self._refusal or self._full or key in self._graphs:  # it would never be captured
+        if self._refusal or self._full or key in self.graphs:  # it would never be captured
             return nullcontext()
         before = self._watched.pop(key, None)
         watched = self._watched[key] = Watched(times=1 if before is None else before.times + 1)
@@ -172,17 +175,17 @@ class Captures:
 
     @property
     def _full(self) -> bool:
-        return sum(graph is not None for graph in self._graphs.values()) >= MOST_GRAPHS
+        return sum(graph is not None for graph in self.graphs.values()) >= MOST_GRAPHS
 
     def of(self, data: Data, refusal: str) -> Captured | None:
         """The graph for a batch, captured now if its shape has run before; None: run a plain step. refusal: a reason against
         capture that earlier steps have shown, or ""."""
         key = self.key(data)
-        if key in self._graphs:
-            known = self._graphs[key]
+        if key in self.graphs:
+            known = self.graphs[key]
             if known is None or known.places == _places(self._module):
                 return known
-            del self._graphs[key]  # tensors that it reads were replaced
+            del self.graphs[key]  # tensors that it reads were replaced
         watched = self._watched.get(key)
         if watched is None or self._refusal or (watched.host and watched.times == 1):
             return None
@@ -194,7 +197,7 @@ class Captures:
             return None
         else:
             captured = self._captured(data, watched)
-        self._graphs[key] = captured
+        self.graphs[key] = captured
         return captured
 
     def _captured(self, data: Data, watched: Watched) -> Captured | None:
@@ -269,9 +272,17 @@ def capturing(graph: Any, pool: Any, stream: Any) -> Iterator[None]:
         raise (cause or [error])[0] from None
 
 
+def destroy(graphs: dict[Hashable, Captured | None]) -> None:
+    """Destroy a rank's graphs. NCCL ends or aborts a communicator only when no graph has its messages any more."""
+    for captured in graphs.values():
+        if captured is not None:
+            captured.graph.reset()
+    graphs.clear()
+
+
 def _places(module: nn.Module) -> tuple[int, ...]:
     return tuple(local(tensor).data_ptr() for part in (module.parameters(), module.buffers()) for tensor in part)
 
 
 def _generator(device: torch.device) -> Any:
-    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.cuda.default_generators[device.index]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -104,9 +105,7 @@ def _run(queue: SimpleQueue[Copy | None], device: torch.device) -> None:
         del copy  # free it: the next one may take long to come
 
 
-def timed_event() -> Any:
-    """A timed CUDA event."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+timed_event = partial(torch.cuda.Event, enable_timing=True)
 
 
 @dataclass(slots=True)
@@ -158,8 +157,7 @@ class SideWork:
     streams, not by threads. copies: the streams. seconds: to wait for any of it. begun: work not settled yet."""
 
     def __init__(self, device: torch.device, seconds: float, launched: bool) -> None:
-        index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
-        self.device, self.seconds = torch.device(device.type, index), seconds
+        self.device, self.seconds = device, seconds
         self.copies: Any = (LaunchedCopies if launched else CopyStreams)(self.device)
         self.begun: dict[str, tuple[Copy | Launched, Callable[[], Any]]] = {}
         self.done: dict[str, Copy | Launched] = {}

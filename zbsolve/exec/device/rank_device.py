@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -82,16 +83,15 @@ class Marks:
         return self._zero_ns + round(float(self._zero.elapsed_time(event)) * 1e6)
 
 
+@dataclass(slots=True)
 class Coming:
     """A message to receive into `row`. free: an event after the last use of the row's memory. Once the receive is launched:
     arrived: a mark at its end, there: an event at its end to wait for."""
 
-    __slots__ = ("arrived", "free", "row", "there")
-
-    def __init__(self, row: Tensor, free: Any) -> None:
-        self.row, self.free = row, free
-        self.arrived: Any = None
-        self.there: Any = None
+    row: Tensor
+    free: Any
+    arrived: Any = None
+    there: Any = None
 
 
 class DeviceRows(HostRows):
@@ -156,9 +156,7 @@ class RankDevice:
     def __init__(self, device: torch.device, peers: Peers, actions: tuple[Action, ...], hooks: Hooks) -> None:
         self.device, self.limit = device, hooks.limit
         self.marks, self.guard = Marks(device), Guard(peers, actions, hooks.announce)
-        self.peak = 0
-        self.launching = 0
-        self._before = 0
+        self.peak = self.launching = self._before = 0
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from ...schedule import Schedule
 from ...util.errors import BadInput
 from ...util.machine import free_memory
 from ...util.text import format_bytes
+from ..choices import local_place
 from ..pipeline import Pipeline
 from ..transport.wires import came_true
 
@@ -73,10 +74,13 @@ def device_environment(rank: int, sharers: int) -> dict[str, str]:
     return environment
 
 
-def take_environment(rank: int, sharers: int) -> None:
-    """Set these variables for this process, unless they are set already."""
-    for name, value in device_environment(rank, sharers).items():
-        os.environ.setdefault(name, value)
+def set_environment(device: str, share: bool) -> None:
+    """Set these variables for this process of torchrun, unless they are set already. device, share: its options. Call it
+    before the driver is used, which reads some of them only once; torch counts GPUs without the driver."""
+    local, ranks = local_place()
+    if device != "cpu" and (gpus := torch.cuda.device_count()):
+        for name, value in device_environment(local, -(-ranks // gpus) if share else 1).items():
+            os.environ.setdefault(name, value)
 
 
 def at_once() -> bool:
@@ -87,15 +91,17 @@ def at_once() -> bool:
 @contextmanager
 def together(folder: Path) -> Iterator[None]:
     """Inside, processes that share a GPU compute at the same time, if MPS runs or can be started; it is stopped at the end
-    if it was started here. folder: for its files. The first use of a GPU (`PROBE`) starts MPS's server: it may fail."""
+    if it was started here. folder: for its files. The first use of a GPU (`PROBE`) starts MPS's server: it may fail. MPS
+    sees all GPUs, since processes would count theirs among those of a CUDA_VISIBLE_DEVICES that MPS has."""
     if at_once() or shutil.which(CONTROL) is None:
         yield
         return
     kept = {name: os.environ.get(name) for name in (PLACE, "CUDA_MPS_LOG_DIRECTORY")}
     os.environ.update(dict.fromkeys(kept, str(folder)))
+    seen = {n: v for n, v in os.environ.items() if n != "CUDA_VISIBLE_DEVICES" or not v.replace(",", "").isdigit()}
     try:
         try:
-            subprocess.run([CONTROL, "-d"], check=True, capture_output=True, timeout=START_SECONDS)
+            subprocess.run([CONTROL, "-d"], env=seen, check=True, capture_output=True, timeout=START_SECONDS)
             came_true(at_once, START_SECONDS)
             subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, timeout=SERVER_SECONDS)
         except (OSError, subprocess.SubprocessError):

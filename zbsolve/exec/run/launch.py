@@ -34,7 +34,7 @@ from ..reports import RunNumbers
 from ..transport.wires import came_true
 from .host import device_environment, end_with_parent, local_network, together
 from .job import Options, run_on_one_device
-from .torchrun import LATE_SECONDS, Place, Prediction, Rounds, fit, read_schedule, run_group, run_torchrun, step_of
+from .torchrun import LATE_SECONDS, Prediction, Rounds, fit, read_schedule, run_group, run_torchrun, step_of
 
 NOTE_BYTES = 64  # for each rank, in the file of what ranks do now
 KILL_SECONDS = 10.0  # to wait for a killed rank
@@ -278,7 +278,9 @@ def _run_rank(folder: Path, rank: int) -> None:
     announce = _announcer(folder, rank)
     announce("start")
     trace = run_group(
-        Place(rank, job["ranks"], rank, job["ranks"]),
+        rank,
+        job["ranks"],
+        rank,
         f"file://{folder / 'store'}",
         partial(read_schedule, str(folder / "schedule.json"), rank),
         job["spec"],

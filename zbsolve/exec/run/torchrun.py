@@ -34,7 +34,7 @@ from ..transport.format import receive_value, send_value
 from ..transport.mailbox import Looker
 from ..transport.peers import Peers, agreed
 from ..transport.wires import Wires
-from .host import check_host_memory, take_environment
+from .host import check_host_memory, set_environment
 from .job import Options, run_rank
 
 
@@ -125,8 +125,7 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
         raise BadInput("not started by torchrun: add --local to start the ranks here, or use torchrun --nproc-per-node N")
     rank, ranks = place
     local, local_ranks = local_place()
-    if options.device != "cpu" and not options.share_gpus:  # before the driver is used
-        take_environment(local, 1)
+    set_environment(options.device, options.share_gpus)
     options = options.on(local_ranks)
     predicted: list[Prediction] = []
 
@@ -143,7 +142,7 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
             predicted.append(Prediction.of(given))
         return given
 
-    measured = run_group(Place(rank, ranks, local, local_ranks), "env://", prepare, spec, options, lambda name: None)
+    measured = run_group(rank, ranks, local, "env://", prepare, spec, options, lambda name: None)
     return None if measured is None else (predicted[0], measured)
 
 
@@ -181,38 +180,28 @@ def _check_rounds(long: RepeatedSchedule, options: Options) -> None:
             raise BadInput(f"run --emulate {options.emulate}: of a file of rounds devices have its own times: {OWN_TIMES}")
 
 
-class Place(NamedTuple):
-    """A process's number among `ranks`, and among the `local_ranks` of its machine."""
-
-    rank: int
-    ranks: int
-    local: int
-    local_ranks: int
-
-    def device(self, options: Options) -> torch.device:
-        """The process's device; sets the environment variables that it needs first. Raises BadInput."""
-        device = device_of(options.device, self.local, options.share_gpus)
-        if device.type == "cuda":
-            sharers = -(-self.local_ranks // torch.cuda.device_count()) if options.share_gpus else 1
-            take_environment(self.local, sharers)
-            torch.cuda.set_device(device)
-        return device
-
-
 def run_group(
-    place: Place, rendezvous: str, prepare: Callable[[], Schedule | Rounds], spec: str, options: Options, announce: Announce
+    rank: int,
+    ranks: int,
+    local: int,
+    rendezvous: str,
+    prepare: Callable[[], Schedule | Rounds],
+    spec: str,
+    options: Options,
+    announce: Announce,
 ) -> Trace | RunNumbers | None:
-    """Join the process group, run this rank, leave. options: with a known device. rendezvous: torch's `init_method`.
+    """Join the process group, run this rank, leave. local: its number on its machine. rendezvous: torch's `init_method`.
     prepare: reads and checks the schedule first; if it fails on one rank, it fails on all. announce: called with what the
     rank does. Raises BadInput, RunFailed. A rank that hangs, and cannot report that, ends its own process."""
     torch.set_num_threads(1)
-    rank, ranks, *_ = place
     clock = Watchdog(rank, options, announce)
     clock.announce("joining")
-    limit, device = timedelta(seconds=options.start_timeout), place.device(options)
-    backend = BACKENDS[device.type]
+    limit = timedelta(seconds=options.start_timeout)
+    device = device_of(options.device, local, options.share_gpus)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     try:
-        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=ranks, timeout=limit)
+        dist.init_process_group(BACKENDS[device.type], init_method=rendezvous, rank=rank, world_size=ranks, timeout=limit)
     except Exception as error:
         raise LostRank(f"rank {rank}: cannot join the process group: {one_line(error)}") from None
     wires, sizes = Wires.of(), dict[str, int]()

@@ -127,23 +127,25 @@ class Reduction:
         size, kind = parameters[0].shard_size, parameters[0].gradient_type
         gradients = [parameter.take_gradient() for parameter in parameters]
         rows = [_rows(parameter, gradient, size) for parameter, gradient in zip(parameters, gradients, strict=True)]
-        there = torch.tensor([float(gradient is not None) for gradient in gradients], dtype=kind)
-        missing = any(gradient is None for gradient in gradients)
+        there = rows[0].new_ones(len(gradients))  # (a copy from the host would wait for the device)
+        lacking = [i for i, gradient in enumerate(gradients) if gradient is None]
+        for i in lacking:
+            there[i].zero_()
         del gradients
         widths = [row.shape[1] for row in rows]
-        given = torch.cat([*rows, there.to(rows[0].device).expand(size, -1)], dim=1)
+        given = torch.cat([*rows, there.expand(size, -1)], dim=1)
         del rows
         if kind == torch.float16:  # sums over many ranks would overflow
             given[:, : sum(widths)].div_(parameters[0].ranks)
         group = parameters[0].shard_group
         if size == 1:
-            return _Bucket(parameters, widths, given[0], missing, None)
+            return _Bucket(parameters, widths, given[0], bool(lacking), None)
         if given.device.type == "cpu":  # gloo has no reduce-scatter with a work handle
             flat, work = given[dist.get_rank(group)], dist.all_reduce(given, group=group, async_op=True)
         else:
             flat = given.new_empty(given.shape[1])
             work = dist.reduce_scatter_tensor(flat, given.view(-1), group=group, async_op=True)
-        return _Bucket(parameters, widths, flat, missing, stamped(work, self.times))
+        return _Bucket(parameters, widths, flat, bool(lacking), stamped(work, self.times))
 
     def end(self, timeout: timedelta) -> None:
         """Wait for the sums, and add the means to `.grad` of the sharded parameters. Raises RuntimeError."""

@@ -191,10 +191,13 @@ def joined(work: Any, timeout: timedelta | None, device: torch.device) -> None:
 
 
 def all_of(group: Any, own: Tensor, what: str, timeout: timedelta | None = None) -> Tensor:
-    """The tensors of all ranks of a group, shape (ranks, …). All of them call this. Raises LostRank naming `what`."""
+    """The tensors of all ranks of a group, shape (ranks, …). All of them call this, outside of steps: the host waits,
+    since nothing else ends a GPU's wait for a lost rank. timeout: None: the group's. Raises LostRank naming `what`."""
     rows = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     with waiting(what):
         joined(dist.all_gather(rows, own, group=group, async_op=True), timeout, own.device)
+        if own.is_cuda:
+            passed(own.device, timeout or backend_timeout(backend_of(group, own.device)))
     return torch.stack(rows)
 
 
@@ -286,7 +289,7 @@ def waiting(what: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError) as error:
         raise LostRank(f"waiting for the {what}: {reason(error)}") from error
 
 
@@ -304,7 +307,7 @@ def reason(error: BaseException) -> str:
     match = re.search(r"Timed out waiting (\d+)ms", text)
     if match:
         return f"nothing for {int(match[1]) / 1000:g} s"
-    return "too long" if re.search(r"[Tt]imed out", text) else one_line(error)
+    return "too long" if re.search(r"[Tt]imed out", text) else text if isinstance(error, TimeoutError) else one_line(error)
 
 
 def broken(text: str) -> bool:
