@@ -264,9 +264,20 @@ class HooksInput(nn.Module):
         return x.sin()
 
 
+class Repacks(nn.Linear):
+    """It sets its weight anew, as quantised layers of bitsandbytes do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = self.packed[0]
+        return super().forward(x)
+
+    packed = [torch.ones(WIDTH, WIDTH)]
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
+        (lambda: Repacks(WIDTH, WIDTH), "Repacks cannot be traced: "),
         (Sparse, "the graph makes a sparse gradient or output"),
         (HooksInput, "HooksInput puts hooks on its input, which graphs do not run"),
         (lambda: torch.jit.script(nn.Tanh()), "RecursiveScriptModule is a script, which no graph goes through"),
@@ -281,3 +292,4 @@ def test_what_a_graph_would_do_wrong_is_refused(make: Callable[[], nn.Module], w
     stage = Stage([layer], 1, parts=parts_by_name("graph")([layer], 1, None))
     with pytest.raises(Untraceable, match=f"split graph: layer 1: {why}.*(split auto falls back)"):
         stage.forward(0, hidden().requires_grad_(make is not InPlace), None, split=True)
+    assert torch.is_grad_enabled()

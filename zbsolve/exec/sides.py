@@ -26,7 +26,7 @@ from .backward.passes import HANDLERS as PLAIN
 from .backward.passes import has_backward
 from .base.part import Part, RankState, Run
 from .base.program import Action, Message, Program
-from .base.values import constant, trained
+from .base.values import constant, tensors_of, trained
 from .connecting import Connecting
 from .transport.peers import Peers, together
 
@@ -215,10 +215,13 @@ class SideInputs(Part):
         return {"activation": forward, "gradient": backward}.get(PLAIN[kind].takes, run) if kind in PLAIN else run
 
     def _check_gradient(self, message: Message, action: Action) -> None:
-        """Raise BadInput unless the schedule has a message for a gradient exactly where the model needs one."""
+        """Raise BadInput unless the schedule has a message for a gradient exactly where the model needs one. In a microbatch
+        that lacks a value (None, or empty), the message may be empty."""
         names = self.between.carried(message)
-        needed = any(trained(self.here.values[name, message.part]) for name in names)
+        values = [self.here.values[name, message.part] for name in names]
         comes = (message.boundary, message.beside, message.destination) in self._back
+        lacks = not all(any(one.numel() for one in tensors_of(value)) for value in values)
+        needed = bool(trained(values)) or (comes and lacks)
         if has_backward(action) and needed != comes:
             has, needs = ("no", "one") if needed else ("a", "none")
             raise BadInput(

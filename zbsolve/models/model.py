@@ -79,11 +79,12 @@ def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn
 
 @contextmanager
 def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside, all modules are in eval mode; then as before."""
+    """Inside, all modules are in eval mode; then as before. Those of quantised weights keep their mode: on CPUs bitsandbytes'
+    Linear4bit packs its weights in eval mode, for good and without a gradient."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.eval()
     try:
+        for part, _ in modes:
+            part.training &= not all(p.is_floating_point() for p in part.parameters(recurse=False))
         yield
     finally:
         for part, mode in modes:

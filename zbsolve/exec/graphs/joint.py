@@ -136,7 +136,8 @@ def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], deco
     given = tuple(inputs)
     name = type(block.block).__name__
     try:
-        with ExitStack() as stack:
+        # A trace that fails may leave gradients off (a tensor that is set anew, as bitsandbytes' Linear8bitLt does).
+        with torch.set_grad_enabled(torch.is_grad_enabled()), ExitStack() as stack:
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 captured = private.capture_block(stack, block, given)
