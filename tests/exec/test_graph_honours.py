@@ -274,6 +274,15 @@ class Repacks(nn.Linear):
     packed = [torch.ones(WIDTH, WIDTH)]
 
 
+def test_graphs_follow_adapters_that_are_merged() -> None:
+    layer, x = nn.Dropout(0.0), hidden()
+    layer.merged_adapters, layer.forward = [], lambda x: 2 * x if layer.merged_adapters else x.sin()  # type: ignore
+    stage = Stage([layer], 1, parts=parts_by_name("graph")([layer], 1, None))
+    assert torch.equal(stage.forward(0, x, None, split=True), x.sin())
+    layer.merged_adapters.append("default")
+    assert torch.equal(stage.forward(1, x, None, split=True), 2 * x)
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import cache, partial
 from operator import itemgetter
@@ -69,8 +69,13 @@ def shared_key(layer: nn.Module, x: Any) -> Any:
     """A key that is equal for layers that may share graphs for inputs like `x`."""
     key = block_key(unsharded_view(layer))
     if key is None:  # a layer shares with itself alone, in the same mode and with the same parameters trained
-        key = id(layer), *(m.training for m in layer.modules()), *(p.requires_grad for p in layer.parameters())
+        key = id(layer), mode_of(layer.modules()), *(p.requires_grad for p in layer.parameters())
     return key, inputs_key(x)
+
+
+def mode_of(modules: Iterable[nn.Module]) -> tuple[Any, ...]:
+    """Of each module: is it in training mode, and are adapters of peft merged into its weights?"""
+    return tuple([(module.training, bool(vars(module).get("merged_adapters"))) for module in modules])
 
 
 def check_forward(layer: nn.Module, number: int, part: Split, x: Any, seed: int) -> None:
