@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from zbsolve import BadInput, Deadlock, Infeasible, Schedule, pipeline, updates, verify
+from zbsolve import BadInput, Deadlock, Infeasible, Schedule, Slowdown, pipeline, updates, verify
 from zbsolve.cli import main
 from zbsolve.ilp.steady.periodic import least_period, lower_bound
 from zbsolve.ilp.steady.rounds import period, rounds_of, steady_peaks
@@ -28,13 +28,15 @@ def pipedream(p: int, m: int, F=3, BW=6, U=1, **options):
     return updates(step, U, every=1, delay=[p - s for s in range(p)])
 
 
+@pytest.mark.parametrize("slowed", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_the_mean_is_what_simulation_comes_to(seed):
-    """A cycle's mean against two late rounds of the finite schedule, as far apart as rounds the cycle spans."""
+def test_the_mean_is_what_simulation_comes_to(seed, slowed):
+    """A cycle's mean against two late rounds of the finite schedule, as far apart as rounds the cycle spans; also where
+    passes slow each other, and several rounds repeat together."""
     rng = random.Random(seed)
     p, every = rng.choice([(2, 1), (3, 1), (3, 4), (4, 4)])
     times = [[rng.randint(1, 9) for _ in range(p)] for _ in range(2)]
-    rounds = 60
+    rounds = 150 if slowed else 60
     step = pipeline(
         times[0],
         BW=times[1],
@@ -44,8 +46,11 @@ def test_the_mean_is_what_simulation_comes_to(seed):
         AF=rng.randint(0, 4),
     )
     problem = updates(step, rng.randint(0, 3), every=every, delay=[p - s for s in range(p)] if every == 1 else 2)
+    pairs = (("F", "AF"), ("AF", "F"), ("BW", "AB"), ("AB", "BW"), ("AB", "F")) if slowed else ()
+    problem = replace(problem, slowdowns=tuple(Slowdown(*pair, rng.choice([1.25, 1.5, 2.2])) for pair in pairs))
     schedule = preset("pipedream", problem)
     found, timeline = period(schedule), schedule.timeline()
+    assert found.time >= period(replace(schedule, problem=replace(problem, slowdowns=()))).time
     apart = found.time.denominator * 12  # all rounds that a cycle can span divide it
     begin = rounds - 6 - apart if apart < rounds - 12 else None
     assert begin is not None

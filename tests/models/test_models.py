@@ -27,7 +27,7 @@ from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.blocks import BatchedLinear
 from zbsolve.models.by_name import load
-from zbsolve.models.model import Model, ties, in_eval_mode
+from zbsolve.models.model import Model, in_eval_mode, ties
 from zbsolve.models.presets import PRESETS
 from zbsolve.models.published_models import PUBLISHED
 from zbsolve.systems import preset

@@ -166,7 +166,9 @@ def check_period(options: argparse.Namespace) -> int:
     body = {"microbatches": rounds.microbatches, "work": rounds.work, "period": float(own.time), "cycle": list(own.cycle)}
     body |= {"bound": float(bound), "proof": proof}
     lines = [
-        _line("this order", float(own.time), rounds.microbatches, rounds.work) + f"; set by {' → '.join(own.cycle)}",
+        _line("this order", float(own.time), rounds.microbatches, rounds.work)
+        + ("; set by " if own.cycle else "")
+        + " → ".join(own.cycle),
         _line("bound", float(bound), rounds.microbatches, rounds.work) + f"; {proof}",
     ]
     if options.seconds:

@@ -215,18 +215,17 @@ class SideInputs(Part):
         return {"activation": forward, "gradient": backward}.get(PLAIN[kind].takes, run) if kind in PLAIN else run
 
     def _check_gradient(self, message: Message, action: Action) -> None:
-        """Raise BadInput unless the schedule has a message for a gradient exactly where the model needs one. In a microbatch
-        that lacks a value (None, or empty), the message may be empty."""
+        """Raise BadInput unless the schedule has a message for a gradient exactly where the model needs one. It is empty in
+        a microbatch that lacks the value (None, or empty)."""
         names = self.between.carried(message)
         values = [self.here.values[name, message.part] for name in names]
         comes = (message.boundary, message.beside, message.destination) in self._back
-        lacks = not all(any(one.numel() for one in tensors_of(value)) for value in values)
-        needed = bool(trained(values)) or (comes and lacks)
-        if has_backward(action) and needed != comes:
+        lacks = any(not sum(one.numel() for one in tensors_of(value)) for value in values)
+        if has_backward(action) and (needed := bool(trained(values))) != comes and not (comes and lacks):
             has, needs = ("no", "one") if needed else ("a", "none")
+            there = f"the schedule has {has} gradient of '{names[0]}' from rank {message.destination}"
             raise BadInput(
-                f"side inputs: the schedule has {has} gradient of '{names[0]}' from rank {message.destination}, and the "
-                f"model needs {needs}: profile it as it is trained now, and solve again"
+                f"side inputs: {there}, and the model needs {needs}: profile it as it is trained now, and solve again"
             )
 
     def _used(self, name: str, microbatch: int) -> None:
