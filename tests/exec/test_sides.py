@@ -253,8 +253,8 @@ def test_a_profile_knows_them() -> None:
     ("model", "more"), [("u_net", 0), ("two_towers", 0), ("encoder_decoder", WORDS), ("two_heads", 768), ("spectra", 2304)]
 )
 def test_bytes_inside_a_stage_are_predicted(model: str, more: int, again: Any) -> None:
-    """But for losses of 4 bytes. `more` is counted and not there: what takers do not keep, words of the batch that an embedding
-    takes behind the first layer; what goes along the row as well."""
+    """But for losses of 4 bytes. `more` is counted and not there: what takers do not keep, what goes along the row as well,
+    and words of the batch that an embedding takes behind the first layer."""
     spec = f"tests.support.side_models:{model}"
     problem = Step(1, 1, fused=True, recompute=again).problem(estimate(spec, "h100"))
     own = load(spec, 0)

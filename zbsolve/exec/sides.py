@@ -224,9 +224,8 @@ class SideInputs(Part):
         if has_backward(action) and (needed := bool(trained(values))) != comes and not (comes and lacks):
             has, needs = ("no", "one") if needed else ("a", "none")
             there = f"the schedule has {has} gradient of '{names[0]}' from rank {message.destination}"
-            raise BadInput(
-                f"side inputs: {there}, and the model needs {needs}: profile it as it is trained now, and solve again"
-            )
+            needs += ": profile it as it is trained now, and solve again"
+            raise BadInput(f"side inputs: {there}, and the model needs {needs}")
 
     def _used(self, name: str, microbatch: int) -> None:
         """Count one use of a value; after the last one it is freed."""
