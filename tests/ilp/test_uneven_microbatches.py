@@ -25,6 +25,10 @@ from zbsolve.ilp.ranks.induction import refute_by_induction
 from zbsolve.ilp.ranks.lanes import lanes_of
 from zbsolve.ilp.steady.rounds import rounds_of
 from zbsolve.search.certify import certificate_of
+from zbsolve.show.pictures.drawing import to_svg
+from zbsolve.show.pictures.schedule import comparison_drawing
+from zbsolve.show.schedule_comparison import compare_schedules
+from zbsolve.show.schedule_comparison_text import verdict_line
 from zbsolve.tables import Edges
 from zbsolve.util.clock import Clock
 
@@ -113,6 +117,8 @@ def test_order_by_microbatch_is_assumed_where_they_differ():
     schedule = solve(problem, effort=0.2)
     assert schedule.certificate.bound == schedule.certificate.value == exhaustive_optimum(problem, lanes=True)
     assert schedule.certificate.proof.endswith(IN_ORDER)
+    assert verdict_line(compare_schedules([("this", schedule)])).endswith("no order of its passes by microbatch is shorter")
+    assert "proven optimal: no order by microbatch is shorter" in to_svg(comparison_drawing([("this", schedule)]))
     assert recheck(problem, Bound(schedule.certificate.bound, "", schedule.certificate.relaxation), 5.0).proof.endswith(
         IN_ORDER
     )

@@ -223,9 +223,8 @@ class SideInputs(Part):
         lacks = any(not sum(one.numel() for one in tensors_of(value)) for value in values)
         if has_backward(action) and (needed := bool(trained(values))) != comes and not (comes and lacks):
             has, needs = ("no", "one") if needed else ("a", "none")
-            there = f"the schedule has {has} gradient of '{names[0]}' from rank {message.destination}"
-            needs += ": profile it as it is trained now, and solve again"
-            raise BadInput(f"side inputs: {there}, and the model needs {needs}")
+            there = f"{has} gradient of '{names[0]}' from rank {message.destination}, and the model needs {needs}"
+            raise BadInput(f"side inputs: the schedule has {there}: profile it as it is trained now, and solve again")
 
     def _used(self, name: str, microbatch: int) -> None:
         """Count one use of a value; after the last one it is freed."""

@@ -79,8 +79,7 @@ def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn
 
 @contextmanager
 def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside, modules are in eval mode; then as before. Those of quantised weights keep their mode: on CPUs, bitsandbytes
-    packs weights of 4 bits in eval mode, for good and without a gradient."""
+    """Inside, modules are in eval mode, but for quantised ones (bitsandbytes would pack their weights); then as before."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
         for part, _ in modes:

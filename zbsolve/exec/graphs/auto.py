@@ -223,13 +223,11 @@ class ByShape(Split):
         self._found: dict[Any, Split] = {}
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, tuple[Split, Any]]:
-        state = mode_of(self._modules), tuple([p.requires_grad for p in self._parameters])
-        key = state, inputs_key(x)
-        part = self._found.get(key)
-        if part is None:
-            part, decision = self.choose(self.layer, self.number, x, seed)
-            self._found[key] = part
+        key = mode_of(self._modules), tuple([p.requires_grad for p in self._parameters]), inputs_key(x)
+        if key not in self._found:
+            self._found[key], decision = self.choose(self.layer, self.number, x, seed)
             self.decisions.append(decision)
+        part = self._found[key]
         y, kept = part.forward(x, target, split=split, seed=seed)
         return y, (part, kept)
 

@@ -51,11 +51,9 @@ class SharedGraphs:
     def split(self, layer: nn.Module, number: int, x: Any, seed: int) -> GraphSplit:
         """Layer `number`, split by its graphs for inputs like `x`. New graphs are compared with eager mode. Raises
         Untraceable."""
-        layer = private.unwrapped(layer)
-        wanted = shared_key(layer, x)
-        known = self._found.get(wanted)
-        if known is not None:
-            return GraphSplit(layer, number, known)
+        wanted = shared_key(layer := private.unwrapped(layer), x)
+        if wanted in self._found:
+            return GraphSplit(layer, number, self._found[wanted])
         if any(isinstance(part, torch.jit.ScriptModule) for part in layer.modules()):
             raise Untraceable(f"{own_type(layer).__name__} is a script, which no graph goes through")
         with undisturbed(layer):
@@ -108,8 +106,7 @@ def _alike(a: Any, b: Any) -> bool:
         return type(a) is type(b) and bool(a == b)
     if a.shape != b.shape or a.dtype != b.dtype or is_dtensor(a) != is_dtensor(b):
         return False
-    if is_dtensor(a):
-        a, b = local(a), local(b)
+    a, b = local(a), local(b)
     if not (b.is_floating_point() or b.is_complex()):
         return torch.equal(a, b)
     if not b.numel():
