@@ -145,7 +145,7 @@ def run_case(case: Case, rank: int, ranks: int, device: torch.device) -> dict[st
         if not abs(loss - wanted) <= max(1e-4, LIMITS[case.dtype]) * abs(wanted):
             worst, where = math.inf, f"step {step}: loss {loss}, not {wanted}"
         if device.type == "cuda":
-            host.append(float(sum(result.timeline and result.seen.columns[3])))
+            host.append(float(sum(result.timeline and result.columns[3])))
     found = {"worst": worst, "where": where, "right": worst <= LIMITS[case.dtype], "loss": losses[-1]}
     found |= {"captured": pipe.captured, "wall_ms": [round(1e3 * t, 2) for t in wall[:3] + wall[-3:]]}
     if device.type == "cuda":

@@ -20,6 +20,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from statistics import median
+from subprocess import DEVNULL, PIPE
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,13 +34,13 @@ from zbsolve.exec.device.rank_device import DeviceRows, Marks
 from zbsolve.exec.run.host import device_environment, end_with_parent, local_network, together
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.transport.peers import clock_lead
-from zbsolve.exec.transport.wires import Wires, passed, receive_bytes, send_bytes
+from zbsolve.exec.transport.wires import Wires, passed
 from zbsolve.layer import Link
 from zbsolve.util.errors import RunFailed
 from zbsolve.util.files import write_text
-from zbsolve.util.machine import child_environment
 from zbsolve.util.temporary import temporary_folder
 
+from .busy_process import processes
 from .collectives import Curve, Ranks, Sizes, measured_collectives, measured_curves
 from .stage_rounds import PassTimer, Sample
 
@@ -149,25 +150,10 @@ def ends(device: torch.device) -> Iterator[Ends]:
         torch.cuda.synchronize(device)  # attaches this process to the GPU directly, before MPS shares it
         sharers = 2 // min(2, torch.cuda.device_count())
     with temporary_folder("link") as folder, together(folder) if sharers > 1 else nullcontext():
-        pair = Ends(folder, [_started(folder, rank, device.type, sharers) for rank in range(2)])
-        try:
-            yield pair
-        finally:
-            for process in pair.processes:
-                if process.poll() is None:
-                    process.kill()
-                process.communicate()
-
-
-def _started(folder: Path, rank: int, kind: str, sharers: int) -> subprocess.Popen[bytes]:
-    """One of the two processes. sharers: number of processes on its GPU."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "profiler.links", str(folder), str(rank), str(device_of(kind, rank, share=True))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=child_environment() | (device_environment(rank, sharers) if kind == "cuda" else {}),
-    )
+        words = [(str(folder), str(rank), str(device_of(device.type, rank, share=True))) for rank in range(2)]
+        places = [device_environment(rank, sharers) if device.type == "cuda" else {} for rank in range(2)]
+        with processes(__name__, [*zip(words, places, strict=True)], DEVNULL, PIPE) as two:
+            yield Ends(folder, two)
 
 
 def measure_links(
@@ -220,25 +206,14 @@ def survey(
         times: dict[str, Any] = {}
         if wires.rank in (low, low + 1):
             times = _End(wires, 2 * low + 1 - wires.rank, device, timeout).measured()
-        sides = [_collect(wires, rank, times) for rank in (low, low + 1)]
+        told = wires.told(times)
         if wires.rank == 0:
-            pairs.append(_joined((low, low + 1), sides))
+            pairs.append(_joined((low, low + 1), told[low], told[low + 1]))
     collectives = measured_collectives(ranks, sizes)
     by_group = measured_curves(ranks) if curves else []
     ranks.meet()
     wires.close()
     return Survey(pairs, wires.size, collectives, by_group) if wires.rank == 0 else None
-
-
-def _collect(wires: Wires, rank: int, times: dict[str, Any]) -> dict[str, Any]:
-    """`rank`'s measurements, on rank 0."""
-    if rank == wires.rank == 0:
-        return times
-    if rank == wires.rank:
-        send_bytes(wires, json.dumps(times).encode(), 0)
-    if wires.rank == 0:
-        return json.loads(receive_bytes(wires, rank))
-    return {}
 
 
 @dataclass
@@ -331,10 +306,9 @@ class _End:
         return {size: [message(size, i) for i in range(self.lot.warmups + self.lot.repeats)] for size in sizes}
 
 
-def _joined(ranks: tuple[int, int], sides: list[dict[str, Any]]) -> Pair:
-    """A pair from the results of both ends, whose keys are strings if they came as JSON."""
-    low, high = sides
-    both = {int(size): [*row, *high["both"][str(size)]] for size, row in low["both"].items()}
+def _joined(ranks: tuple[int, int], low: dict[str, Any], high: dict[str, Any]) -> Pair:
+    """A pair from the results of both ends, whose keys are strings, as in JSON."""
+    both = {int(size): [*row, *high["both"][size]] for size, row in low["both"].items()}
     trips = {int(size): row for size, row in low["one"].items()}
     shared = SHARED if low["place"] and low["place"] == high["place"] else ""
     return Pair(ranks, trips, both, low["alone"] + high["alone"], low["busy"] + high["busy"], shared)

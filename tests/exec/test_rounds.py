@@ -171,7 +171,7 @@ def own_loop(rank: int, placement: str) -> dict[str, Any]:
     ran, sgd = trial.ran(pipe), torch.optim.SGD(pipe.parameters(), lr=0.1)
     result = pipe.step(x, x.flip(0))
     refused = [refusal(lambda: result.timeline), refusal(lambda: PostValidated(pipe, sgd, max_norm=1.0))]
-    seen = [pipe.rank, *result.seen.windows.shape[:1]]
+    seen = [pipe.rank, *result.windows.shape[:1]]
     return ran | {"evaluated": trial.evaluated(pipe, [batch]), "refused": refused, "seen": seen}
 
 

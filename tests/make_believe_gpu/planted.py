@@ -117,8 +117,8 @@ ROWS = (
     Planted(
         "a graph waits for a copy of the step before",
         OFFLOAD,
-        "        self._read.clear()  # computing is behind",
-        "        # computing is behind",
+        "        self._read.clear()  # these copies are done; a graph must not wait for their events",
+        "        # these copies are done; a graph must not wait for their events",
         "offload",
         "waits in a graph for what is not in it",
     ),

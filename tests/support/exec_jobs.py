@@ -77,7 +77,7 @@ def leaks(rank: int, steps: int) -> dict[str, Any]:
     meter.ignore([*runner.module.parameters(), *(p.grad for p in runner.parameters() if p.grad is not None)])
     with meter:
         for _ in range(steps):
-            runner.step(*batch).seen.wait()
+            runner.step(*batch).wait()
             seen.append(meter.now)
     return {"bytes": [min(seen[:10]), min(seen[-10:])], "live": sum(len(stage.live) for stage in runner.stages.values())}
 

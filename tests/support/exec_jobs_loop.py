@@ -203,7 +203,7 @@ def evaluated(rank: int, _: None) -> list[dict[str, Any]]:
     result = []
     for schedule in schedules():
         runner = runner_of(schedule)
-        runner.step(*rows(4)).seen.wait()
+        runner.step(*rows(4)).wait()
         before = [None if p.grad is None else p.grad.clone() for p in runner.parameters()]
         whole, count = nn.Sequential(*layers()), len(runner.microbatches)
         for size, how in ((1, {}), (4, {}), (11, {}), (11, {"microbatches": 11}), (5, {"microbatches": 2})):

@@ -76,10 +76,10 @@ def stalled(rank: int, argument: None) -> dict[str, Any]:
             runner.hooks.emulated.length["0F1"] = 120_000_000
             runner.hooks.announce = heard if name in ("slack", "graph") else None
             result = runner.step(x, x.flip(0))
-        columns = result.seen.columns
+        columns = result.columns
         found[name] = {
             "start": dict(zip(schedule.problem.names, columns[0].tolist(), strict=True)),
-            "ends": result.seen.windows[:, 1].tolist(),
+            "ends": result.windows[:, 1].tolist(),
             "host": [float(columns[3][schedule.problem.index[name]]) for name in ("2F1", "2W1")],
             "gradients": [p.grad.tolist() for p in runner.parameters() if p.grad is not None],
         }
@@ -104,7 +104,7 @@ def alike(rank: int, count: int) -> dict[str, Any]:
             far = mock.patch.object(Slack, "_left", return_value=math.inf)
             with mock.patch.object(Mailbox, "here", return_value=False), far:
                 for _ in range(3):
-                    start = runner.step(x, x.flip(0)).seen.columns[0]
+                    start = runner.step(x, x.flip(0)).columns[0]
             grads.append([p.grad for p in runner.parameters()])
             index = problem.index
             for names in schedule.order.values() if split == "layers:slack" else ():

@@ -340,8 +340,8 @@ def autocast(case: Case) -> list[float]:
     wanted = values(dict(enumerate(exact)))
     rows = [values(pipe.layers), values(dict(enumerate(low))), values(without.layers)]
     names = rows[0].keys()
-    apart = [[one[k].tensor.double() - wanted[k].tensor for k in names] for one in rows]
-    size = nn.utils.get_total_norm([wanted[k].tensor for k in names])
+    apart = [[one[k].double() - wanted[k] for k in names] for one in rows]
+    size = nn.utils.get_total_norm([wanted[k] for k in names])
     return [float(nn.utils.get_total_norm(one) / size) for one in apart]
 
 

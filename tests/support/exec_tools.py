@@ -181,9 +181,9 @@ def worst(runner: Pipeline, whole: Iterable[nn.Module], what: Callable[[Any], An
     those of the unsplit model's layers. What has none there has none here. All ranks of a mesh call this. what: in place of
     a parameter's gradient."""
     expected, found = values(dict(enumerate(whole)), what), values(runner.layers, what) | runner.whole.values(what)
-    wrong = [place for place, one in found.items() if (one.tensor is None) != (expected[place].tensor is None)]
+    wrong = [place for place, one in found.items() if (one is None) != (expected[place] is None)]
     assert not wrong, f"with or without a gradient: {wrong}"
-    return largest(difference(one.tensor, expected[place].tensor) for place, one in found.items())
+    return largest(difference(one, expected[place]) for place, one in found.items())
 
 
 def largest(differences: Iterable[float]) -> float:

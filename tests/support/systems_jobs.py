@@ -85,7 +85,7 @@ def run_system(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
     data = Data(dict(enumerate(inputs)), dict(enumerate(targets)))
     loss = reference(whole, data, nn.functional.mse_loss)
     expected, found = named(dict(enumerate(whole))), named(runner.layers)
-    start, end = second.seen.columns[:2]
+    start, end = second.columns[:2]
     edges = schedule.problem.edges
     gradients = {place: difference(p.grad, 2 * expected[place].grad) for place, p in found.items()}
     memory = second.memory

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .loop.watching import Watch as Watch
     from .pipeline import Pipeline as Pipeline
     from .post_validation import PostValidated as PostValidated
-    from .rank import StepResult as StepResult
+    from .reports import StepResult as StepResult
     from .run.launch import run_local as run_local
     from .torch_stages import split_stage as split_stage
     from .torch_stages import torch_schedule as torch_schedule

@@ -8,7 +8,7 @@ from .base.part import Hooks, RankState
 from .base.program import Program
 from .connecting import Connecting, Given, Own
 from .device.rank_device import DeviceRows, RankDevice
-from .emulate import Board, EmulatedDevice, Times
+from .emulate import Board, EmulatedDevice
 from .feed import ShapeNumbers
 from .handlers import connect_parts
 from .interpreter import Interpreter
@@ -28,17 +28,17 @@ def device_and_mailbox(peers: Peers, program: Program, given: Any, hooks: Hooks)
     return gpu, Mailbox(peers.wires, program.incoming, given.device, peers.timeout.total_seconds(), mesh, rows)
 
 
-def connected(own: Own, given: Given, wires: Wires, peers: Peers, hooks: Hooks, emulate: Times | None) -> RankRunner:
+def connected(own: Own, given: Given, wires: Wires, peers: Peers, hooks: Hooks) -> RankRunner:
     """Connect this rank to the others. wires: those without connections for pairs; `peers` have the paired ones. All ranks
     call this. Raises LostRank."""
     view, problem, program = own.view, own.view.step, own.program
     stages = own_stages(own, given)
-    if emulate is not None:
+    if given.emulate is not None:
         board = Board.shared(wires, view.passes)
-        hooks.emulated = EmulatedDevice(emulate, view.rows, board, peers.timeout.total_seconds())
+        hooks.emulated = EmulatedDevice(given.emulate, view.rows, board, peers.timeout.total_seconds())
     parts = connect_parts(Connecting(own, given, stages, wires, peers, hooks))
     gpu, mailbox = device_and_mailbox(peers, program, given, hooks)
-    table = Table.of(view.schedule, own.programs, emulate is not None, gpu is not None)
+    table = Table.of(view.schedule, own.programs, given.emulate is not None, gpu is not None)
     return RankRunner(
         module=own.module,
         peers=peers,

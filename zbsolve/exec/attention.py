@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ..build.attention_exchange import HandedOver, handed_over
 from ..problem import Problem
-from ..tables import Ints
 from ..util.errors import BadInput, LostRank, RunFailed, one_line
-from .base.handler import Graph, Handler
+from .base.handler import Handler
 from .base.part import Part, RankState, Run
 from .base.program import Action
 from .connecting import Connecting
@@ -149,18 +149,11 @@ def _gradients(scale: float, mask: Tensor | None, *tensors: Tensor) -> Sequence[
     return partial_gradients(gradient, Attended(out, lse), query, key, value, Scores(scale, False, mask))
 
 
-def _check_help(graph: Graph, rows: Ints) -> None:
-    """Check that the parts of the helped pass exist."""
-    for _, helper in graph.each(rows):
-        for kind in ("Q", "A"):
-            graph.need(helper.kind[0] + kind, helper)
-
-
 _PART = Handler(lambda *_: None, only_time=True, in_parts=True, before_its_pass=True)  # the F or B after it does its work
 _HELP = Handler(
     lambda state, action, _: state.part(AttentionPeers).help(action),
-    _check_help,
     in_parts=True,
     ended=lambda state, action: state.part(AttentionPeers).ended(action.name),
 )
-HANDLERS = dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART) | dict.fromkeys(HELPS, _HELP)
+HANDLERS = dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART)
+HANDLERS |= {"FH": replace(_HELP, orders=("FQ", "FA")), "BH": replace(_HELP, orders=("BQ", "BA"))}

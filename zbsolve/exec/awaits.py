@@ -8,7 +8,6 @@ behind the pass that sends it. The parts of a collective have one place, where t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -179,25 +178,23 @@ def _meetings(problem: Problem) -> Ints:
 
 def _common(handover: Handover, turn: Ints) -> Ints | None:
     """An order in which passes that run together share one place, as close to `turn` as possible; None if none exists."""
+    import networkx
+
     node = _meetings(handover.schedule.problem)
     ends = np.stack([handover.before, handover.after], 1)  # of each message
     pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), ends])
     before, after = node[pairs].T
     before, after = before[before != after], after[before != after]
     size = int(node.max()) + 1
-    waiting, last = np.bincount(after, minlength=size).tolist(), np.zeros(size, np.int64)
+    last = np.zeros(size, np.int64)
     np.maximum.at(last, node, turn)
-    key, behind = last.tolist(), [list[int]() for _ in range(size)]
-    for a, b in zip(before.tolist(), after.tolist(), strict=True):
-        behind[a].append(b)
-    free = [(key[number], number) for number in range(size) if not waiting[number]]
-    heapify(free)
-    place, done = np.zeros(size, np.int64), 0
-    while free:
-        number = heappop(free)[1]
-        place[number], done = done, done + 1
-        for other in behind[number]:
-            waiting[other] -= 1
-            if not waiting[other]:
-                heappush(free, (key[other], other))
-    return place[node] if done == size else None
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(range(size))
+    graph.add_edges_from(zip(before.tolist(), after.tolist(), strict=True))
+    try:
+        order = list(networkx.lexicographical_topological_sort(graph, last.tolist().__getitem__))
+    except networkx.NetworkXUnfeasible:
+        return None
+    place = np.zeros(size, np.int64)
+    place[order] = np.arange(size)
+    return place[node]

@@ -26,18 +26,12 @@ from .updates import NamedParameters, groups_of, versions_of
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 LIMITS |= {torch.complex128: LIMITS[torch.float64], torch.complex64: LIMITS[torch.float32]}
+Values = dict[Place, Tensor | None]  # of parameters that are compared; None: it has no gradient
 COUNT_ROUNDING = 1e-3  # relative difference of a row's gradients that is taken for rounding
 SINGLE_ROWS = 8  # how many rows are tried alone
 SHAKEN = 2.0**-22  # relative change of a weight: two roundings of float32, about what another order of a sum changes
 NOT_A_NUMBER = 1e30  # the difference where a value is not finite
 WRAPPING = ("_checkpoint_wrapped_module.", "_orig_mod.")  # what torch's wrappers add to a parameter's name
-
-
-class Value(NamedTuple):
-    """A parameter's value that is compared (None: it has no gradient), and the parameter's dtype."""
-
-    tensor: Tensor | None
-    dtype: torch.dtype
 
 
 def reference(layers: Sequence[nn.Module], data: Data, loss: Any, backward: bool = True) -> float:
@@ -236,13 +230,13 @@ def named(layers: Mapping[int, nn.Module]) -> dict[Place, nn.Parameter]:
     }
 
 
-def values(layers: Mapping[int, nn.Module], what: Callable[[nn.Parameter], Tensor | None] = gradient) -> dict[Place, Value]:
-    """Place → the whole value: all ranks of a DTensor's mesh call this together. Names are those of the model
+def values(layers: Mapping[int, nn.Module], what: Callable[[nn.Parameter], Tensor | None] = gradient) -> Values:
+    """The whole values: all ranks of a DTensor's mesh call this together. Names are those of the model
     without torch's wrappers."""
-    compared = {}
+    compared: Values = {}
     for (layer, name), p in named(layers).items():
         for wrapping in WRAPPING:
             name = name.replace(wrapping, "")
         value = what(p)
-        compared[layer, name] = Value(None if value is None else full(value.detach()).to_dense(), p.dtype)
+        compared[layer, name] = None if value is None else full(value.detach()).to_dense()
     return compared

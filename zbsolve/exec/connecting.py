@@ -30,7 +30,8 @@ OwnWork = Callable[..., Any]  # work(rank, piece, pieces[, input]): see `work.Wo
 @dataclass(frozen=True)
 class Given:
     """The arguments of `Pipeline` but for its schedule. mesh: with this rank's place in it. slack: may a W run while the
-    rank waits (see `slack`)? group, replicas: the process groups of this pipeline, and of the same stages of all."""
+    rank waits (see `slack`)? group, replicas: the process groups of this pipeline, and of the same stages of all. emulate:
+    see `emulate.Times`."""
 
     layers: Layers
     loss: Loss | None
@@ -46,6 +47,7 @@ class Given:
     slack: bool = False
     group: Any = None
     replicas: Any = None
+    emulate: Any = None
 
 
 class Whole:
@@ -60,8 +62,8 @@ class Whole:
         """`part` of the parameter `name`, if that is cut as a DTensor of the whole. Raises BadInput for another shape."""
         return part
 
-    def values(self, what: Callable[[nn.Parameter], Tensor | None]) -> dict[Place, Any]:
-        """Place in the whole model → what `what` gives of all of a cut parameter (`check.Value`). All ranks call it."""
+    def values(self, what: Callable[[nn.Parameter], Tensor | None]) -> dict[Place, Tensor | None]:
+        """Place in the whole model → what `what` gives of all of a cut parameter. All ranks call it."""
         return {}
 
     def names(self, names: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ from ..util.errors import BadInput
 from . import attention, exchange, updates, work
 from .attention import AttentionPeers
 from .backward import passes as backward
-from .base.handler import Check, Graph
+from .base.handler import Graph
 from .base.handler import Handler as Handler
 from .base.part import Data as Data
 from .base.part import Part as Part
@@ -49,18 +49,6 @@ def _hand_on(state: RankState, action: Action, given: Any) -> Any:
     return given
 
 
-def _check_behind(*kinds: str) -> Check:
-    """A check: each all-to-all follows, by an edge, a pass of one of `kinds` on its own rank."""
-
-    def check(graph: Graph, rows: Ints) -> None:
-        for row, all_to_all in graph.each(rows):
-            makers = (graph.row(kind, all_to_all) for kind in kinds)
-            if not any(m is not None and graph.ordered(m, row) and graph.one(m).rank == all_to_all.rank for m in makers):
-                raise BadInput(f"pass {all_to_all.name}: no edge from its {' or '.join(kinds)} on its rank")
-
-    return check
-
-
 def _check_message(graph: Graph, rows: Ints) -> None:
     """Check that each message has an input, which an edge brings it from a pass on its own rank."""
     e, rank = graph.problem.edges, graph.problem.passes.rank
@@ -69,14 +57,13 @@ def _check_message(graph: Graph, rows: Ints) -> None:
         raise BadInput(f"pass {graph.one(row).name}: no edge on its rank brings what it sends")
 
 
+_PASSED: dict[str, Any] = {"alone": True, "only_time": True, "in_parts": True}
 HANDLERS: dict[str, Handler] = {
     **backward.HANDLERS,
     **offload.HANDLERS,
-    "AF": Handler(_hand_on, _check_behind("F"), makes="its activation", repeatable=True, only_time=True, in_parts=True),
-    "AB": Handler(_hand_on, _check_behind("B", "BW"), makes="the gradient of its input", only_time=True, in_parts=True),
-    **dict.fromkeys(
-        ("MF", "MB"), Handler(_hand_on, _check_message, makes="its input", repeatable=True, only_time=True, in_parts=True)
-    ),
+    "AF": Handler(_hand_on, orders=("F AF",), makes="its activation", repeatable=True, **_PASSED),
+    "AB": Handler(_hand_on, orders=("B|BW AB",), makes="the gradient of its input", **_PASSED),
+    **dict.fromkeys(("MF", "MB"), Handler(_hand_on, _check_message, makes="its input", repeatable=True, **_PASSED)),
 }
 for _of in (exchange, sharding, updates, vocabulary, attention, work):
     HANDLERS |= _of.HANDLERS
@@ -100,7 +87,7 @@ MAKE: list[Callable[[Own, Given], Own]] = [
     lambda own, given: sharding.with_sharded(own, replace(given, parallelize=None)),
 ]
 PARTS: list[Callable[[Connecting], Part | None]] = [
-    lambda c: Slices.of(c.problem, c.own.program.rank, c.stages, c.hooks.compare),
+    Slices.of,
     Updates.of,
     Offload.of,
     VocabularyShard.of,
@@ -110,8 +97,8 @@ PARTS: list[Callable[[Connecting], Part | None]] = [
     Shared,
     lambda c: None if c.given.replicas is None else Replicas(c),
 ]
-FROM_HERE = len(PARTS)  # `OneDevice` makes those behind too: they need no process for each rank
-PARTS.append(lambda c: work.WorkBeside.of(c.own.program.rank, c.problem, c.given.work))
+FROM_HERE = len(PARTS)  # `OneDevice` makes slices and those behind too: they need no process for each rank
+PARTS.append(work.WorkBeside.of)
 
 
 def connect_parts(c: Connecting, makers: Sequence[Callable[[Connecting], Part | None]] = PARTS) -> list[Part]:

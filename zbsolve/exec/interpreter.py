@@ -150,9 +150,11 @@ class Interpreter:
 
     def ignore_weights(self, meter: LiveBytes) -> None:
         """Do not count parameters, tensors that they are made from, and their gradients as activations."""
-        meter.ignore(p.grad for s in self.state.stages.values() for p in s.parameters() if p.grad is not None)
+        further = (p for part in self.state.parts for named in part.own_parameters().values() for _, p in named)
+        trained = (p for stage in self.state.stages.values() for p in stage.parameters())
+        meter.ignore(p.grad for p in (*trained, *further) if p.grad is not None)
         for ignored in self._ignored:
-            meter.ignore(tensor for tensor in ignored() if tensor is not None)
+            meter.ignore(ignored())
 
     def run(self, action: Action) -> None:
         """Run one pass: post receives, wait for its input, run it, send its output. Of a W that ran before its turn (see

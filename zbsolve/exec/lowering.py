@@ -79,6 +79,7 @@ def check_runs(problem: Problem, training: bool = True) -> None:
     _check_edges(problem)
     _check_inputs(problem)
     for kind in p.kinds:
+        graph.check_orders(problem.rows(kind), HANDLERS[kind])
         HANDLERS[kind].check(graph, problem.rows(kind))
 
 

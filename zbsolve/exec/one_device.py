@@ -30,11 +30,11 @@ from .interpreter import Interpreter
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers
 from .lowering import lower
 from .memory import LiveBytes, Memory, predicted
-from .own import stages_of
+from .own import own_stages
 from .reports import MeasuredStep, Table
 from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
-from .slices.stage import Slices, sliced_loss
+from .slices.stage import sliced_loss
 from .step_view import StepView
 from .transport.peers import Peers
 from .transport.wires import ALONE, CPU
@@ -121,12 +121,12 @@ class OneDevice:
         sides = Between.of([names[i] for i in sorted(names)], self.counts, problem)
         for program, own in zip(programs, layers, strict=True):
             check_untrained(problem, self.counts, program.stages, own)
-            stages = stages_of(own, program.stages, self.counts, problem.recomputed, loss, problem.microbatches, parts)
             hook = hooks[program.rank] if hooks else Hooks()
-            features = Slices.of(problem, program.rank, stages, hook.compare), SideInputs.checked(sides, program, stages)
             built = Own(self.view, programs, program, self.counts, own, nn.ModuleDict(), model.tied, (), loss)
-            connecting = Connecting(built, given, stages, ALONE, Peers(ALONE, 0), hook, [part for part in features if part])
-            state = RankState(stages, connect_parts(connecting, PARTS[FROM_HERE:]))
+            stages = own_stages(built, given, parts)
+            connecting = Connecting(built, given, stages, ALONE, Peers(ALONE, 0), hook)
+            makers = [PARTS[0], lambda c: SideInputs.checked(sides, c.own.program, c.stages), *PARTS[FROM_HERE:]]
+            state = RankState(stages, connect_parts(connecting, makers))
             self.interpreters.append(Interpreter(program, state, self.copies, hook))
         self.layers = {i: layer for own in reversed(layers) for i, layer in own.items()}
         self.modules = [nn.ModuleList(own.values()) for own in layers]

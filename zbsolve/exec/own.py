@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ from torch import nn
 
 from ..models.model import ties
 from ..util.errors import BadInput
-from .backward.layer_split import Loss
 from .backward.stage import Stage
 from .connecting import Given, Own
 from .graphs.auto import Parts, parts_by_name
@@ -76,31 +74,17 @@ def parallel_part(own: Own, given: Given) -> Own:
     return own
 
 
-def own_stages(own: Own, given: Given) -> dict[int, Stage]:
-    """This rank's stages."""
-    problem, alone = own.view.step, given.parallelize is None and own.alone
-    parts = parts_by_name(given.split, tight=problem.capacity is not None, alone=alone)
-    again, microbatches = problem.recomputed, problem.round or own.view.microbatches
-    return stages_of(own.layers, own.program.stages, own.counts, again, own.loss, microbatches, parts)
-
-
-def stages_of(
-    layers: Mapping[int, nn.Module],
-    stages: Sequence[int],
-    counts: Sequence[int],
-    again: Sequence[int],
-    loss: Loss | None,
-    microbatches: int,
-    parts: Parts,
-) -> dict[int, Stage]:
-    """One rank's stages of these layers; the last stage of the model gets the loss. counts: layers of each stage; again: how
-    many of them a recompute runs again, () or 0: all. microbatches: over how many the gradient is averaged. parts: how to
-    split."""
-    made = {}
-    for s in stages:
-        own, first, last = [layers[i] for i in layer_numbers(counts, [s])], sum(counts[:s]), s == len(counts) - 1
-        behind, n = loss if last else None, again[s] % counts[s] if again else 0
-        dropped = parts(own[:n], first, None) if n else ()
-        made[s] = Stage(own, first, behind, 1 / microbatches, parts=[*dropped, *parts(own[n:], first + n, behind)])
+def own_stages(own: Own, given: Given, parts: Parts | None = None) -> dict[int, Stage]:
+    """This rank's stages; the last stage of the model gets the loss. parts: how to split; None: as `given` says."""
+    problem, counts, made = own.view.step, own.counts, dict[int, Stage]()
+    if parts is None:
+        alone = given.parallelize is None and own.alone
+        parts = parts_by_name(given.split, tight=problem.capacity is not None, alone=alone)
+    again, share = problem.recomputed, 1 / (problem.round or own.view.microbatches)
+    for s in own.program.stages:
+        layers, first = [own.layers[i] for i in layer_numbers(counts, [s])], sum(counts[:s])
+        behind, n = own.loss if s == len(counts) - 1 else None, again[s] % counts[s] if again else 0
+        dropped = parts(layers[:n], first, None) if n else ()
+        made[s] = Stage(layers, first, behind, share, parts=[*dropped, *parts(layers[n:], first + n, behind)])
         made[s].dropping = len(dropped) or len(made[s].parts)
     return made

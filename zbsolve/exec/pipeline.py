@@ -40,8 +40,7 @@ from .lowering import lower
 from .memory import Memory
 from .mesh import Parallelize, pipeline_mesh
 from .own import own_part, parallel_part
-from .rank import StepResult
-from .reports import gathered, put_together, trace_of
+from .reports import StepResult, gathered, put_together, trace_of
 from .slack import Slack, check_slack
 from .slices.cutting import Counting, Cutting
 from .step_view import StepView
@@ -145,7 +144,7 @@ class Pipeline:
         self.hooks.watch |= watch
         self.split = split
         slack, split = split.endswith(SLACK), split.removesuffix(SLACK)
-        how = split, self.mesh, parallelize, work, slack, group, replicas
+        how = split, self.mesh, parallelize, work, slack, group, replicas, emulate
         given = Given(layers, loss, tuple(tied), init, update, self.device, seed, *how)
         own = self._own_part(given)
         self.programs, self.program, self.counts = own.programs, own.program, own.counts
@@ -155,7 +154,7 @@ class Pipeline:
         self.cutting, self.counting = Cutting.of(self.view.step), Counting.of(loss)
         homes = self.view.step.stage_ranks  # stages beyond the model's follow; they have no layers
         self.owners = [ranks for ranks, n in zip(homes, own.counts, strict=False) for _ in range(n)]
-        self._connect(own, given, emulate)
+        self._connect(own, given)
         if capture:
             self._runner.capture()
         places = [part.place for part in self.parts if part.place is not None]
@@ -177,7 +176,7 @@ class Pipeline:
                 own = parallel_part(own, given)
         return own
 
-    def _connect(self, own: Own, given: Given, emulate: Times | None) -> None:
+    def _connect(self, own: Own, given: Given) -> None:
         """Connect to the other ranks, and make the runner of this rank's passes."""
         with self.peers.telling("building"):
             free = None if self.device.type == "cpu" else torch.cuda.mem_get_info(self.device)[0]
@@ -185,7 +184,7 @@ class Pipeline:
             taken = 0 if free is None else free - torch.cuda.mem_get_info(self.device)[0]
             self.communicators = {"count": len(self.peers.wires.pairs), "bytes": taken}
             weakref.finalize(self, self.peers.wires.close)
-            self._runner = connected(own, given, self.wires, self.peers, self.hooks, emulate)
+            self._runner = connected(own, given, self.wires, self.peers, self.hooks)
             self.mailbox, state = self._runner.mailbox, self._runner.interpreter.state
             parameters = dict(self.module.named_parameters())
             self.mailbox.trained = lambda: {name: p.requires_grad for name, p in parameters.items()}
@@ -360,18 +359,18 @@ class Pipeline:
         its `switches` say from which step on another order ran."""
         gpu = self._runner.gpu
         launching = None if gpu is None else gpu.launching / 1000
-        bodies = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]).encode())
+        told = gathered(self.wires, json.dumps([memory.__dict__, self.splits, launching]))
         if self.view.part is not None:
-            steps: Sequence[Any] = put_together([result.seen for result in results], self.wires, whole)
+            steps: Sequence[Any] = put_together(results, self.wires, whole)
         else:
-            whole, steps = results[0].seen.table.schedule, [result.seen for result in results]
-        if not bodies or whole is None:
+            whole, steps = results[0].table.schedule, results
+        if not told or whole is None:
             return None
-        ranks = [json.loads(body) for body in bodies]
+        ranks = [json.loads(of_rank) for of_rank in told]
         if splits := merged([rows for _, rows, _ in ranks]):
             facts = facts | {"splits": splits}
         if gpu is not None:
             facts = facts | {"launching_us": [us for *_, us in ranks]}
-        ran = pairwise([result.seen.table.schedule for result in results])
+        ran = pairwise([result.table.schedule for result in results])
         switches = tuple(Switch(i, dict(b.order), b.syncs) for i, (a, b) in enumerate(ran, 1) if a is not b)
         return replace(trace_of(whole, steps, [Memory(**fields) for fields, *_ in ranks], facts), switches=switches)

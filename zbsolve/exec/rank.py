@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from ..kinds import TABLE
-from ..timeline import Timeline
 from ..util.errors import BadInput
 from .ahead import Ahead
 from .backward.replay import torch_random_kept
@@ -27,34 +26,16 @@ from .feed import NOT_COMPARED, REFUSED, ShapeNumbers
 from .handlers import HANDLERS
 from .interpreter import Interpreter
 from .memory import LiveBytes, Memory, predicted, predicted_host
-from .reports import Reports, StepReport
+from .reports import Reports, StepResult
 from .step_view import StepView
 from .transport.mailbox import Mailbox
 from .transport.peers import Peers
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """One training step. memory: of this rank, if requested. seen: the reports of all ranks."""
-
-    seen: StepReport = field(repr=False)
-    memory: Memory | None
-
-    @property
-    def loss(self) -> float:
-        """The mean of the microbatches' losses, on every rank. Waits until all ranks have ended the step."""
-        return self.seen.loss
-
-    @property
-    def timeline(self) -> Timeline:
-        """When each pass of every rank ran, µs since the first rank began. Waits until all ranks have ended the step."""
-        return self.seen.timeline
-
-
 @dataclass(eq=False)
 class RankRunner:
     """Runs the steps of one rank. ahead: begins steps before the optimizer's last update is validated, if set. gpu: the
-    device, if a GPU; captures: its CUDA graphs, if steps are captured. last: the report of the last step."""
+    device, if a GPU; captures: its CUDA graphs, if steps are captured. last: the result of the last step."""
 
     module: nn.Module
     peers: Peers
@@ -65,7 +46,7 @@ class RankRunner:
     ahead: Ahead | None = None
     gpu: RankDevice | None = None
     captures: Captures | None = None
-    last: StepReport | None = None
+    last: StepResult | None = None
 
     def __post_init__(self) -> None:
         self._waits = asked(self.parts, "wait_gradients")
@@ -96,9 +77,8 @@ class RankRunner:
                 with self.gpu.guarded(), nullcontext() if self.captures is None else self.captures.computing():
                     record, counted = self._on_gpu(self.gpu, data, memory)
             self.interpreter.end()
-            loss = sum_of(record.losses)
-            self.last = self.reports.start(record, loss)
-            return StepResult(self.last, counted if memory else None)
+            self.last = self.reports.start(record, sum_of(record.losses), counted if memory else None)
+            return self.last
 
     def _on_gpu(self, gpu: RankDevice, data: Data, memory: bool) -> tuple[Record, Memory | None]:
         """Launch everything, or replay a graph; then wait for the device once, and read its times."""

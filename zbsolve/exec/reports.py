@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -24,8 +23,9 @@ from .choices import merged
 from .handlers import passes_where
 from .memory import Memory
 from .step_view import StepView
+from .transport.format import receive_value, send_value
 from .transport.peers import Peers
-from .transport.wires import Wires, receive_bytes, send_bytes
+from .transport.wires import Wires
 
 # Before the columns: when the step began, the sum of its losses (a float64's bits), its first start and its last end.
 HEAD_WORDS = 4
@@ -137,17 +137,18 @@ class Reports:
         """How many numbers each rank sends."""
         return HEAD_WORDS if self.view.part else self.table.width
 
-    def start(self, record: Record, loss: torch.Tensor | None) -> StepReport:
+    def start(self, record: Record, loss: torch.Tensor | None, memory: Memory | None) -> StepResult:
         """Start to report one step. All ranks call this; nothing waits. loss: the sum of this rank's losses."""
         words = self.table.words(record, loss, self.offset)
-        return StepReport(self, *self.peers.wires.gather(torch.from_numpy(words[: self.width])), words)
+        return StepResult(self, *self.peers.wires.gather(torch.from_numpy(words[: self.width])), words, memory)
 
 
-class StepReport:
-    """The reports of all ranks on one step, complete after `wait`, which everything else calls. mine: this rank's."""
+class StepResult:
+    """One training step, from the reports of all ranks. memory: of this rank, if requested. Everything else is complete
+    after `wait`, which it calls. mine: this rank's report."""
 
-    def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: Ints) -> None:
-        self._reports, self._work, self._everything, self.mine = reports, work, everything, mine
+    def __init__(self, reports: Reports, work: Any, everything: torch.Tensor, mine: Ints, memory: Memory | None) -> None:
+        self._reports, self._work, self._everything, self.mine, self.memory = reports, work, everything, mine, memory
         self.table = reports.table
 
     def wait(self) -> None:
@@ -158,7 +159,7 @@ class StepReport:
 
     @cached_property
     def loss(self) -> float:
-        """The mean of the microbatches' losses."""
+        """The mean of the microbatches' losses, on every rank."""
         return self.total / self._reports.view.microbatches
 
     @property
@@ -185,32 +186,31 @@ class StepReport:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """When each pass of every rank ran."""
+        """When each pass of every rank ran, µs since the first rank began."""
         start, end, *_ = self.columns
         return Timeline(self._reports.view.schedule.problem, start, end)
 
 
-def gathered(wires: Wires, body: bytes) -> list[bytes]:
-    """The bodies of all ranks, on rank 0; nothing on the others. All ranks call this. Raises LostRank."""
+def gathered(wires: Wires, value: Any) -> list[Any]:
+    """The values of all ranks, on rank 0; nothing on the others. All ranks call this. Raises LostRank."""
     if wires.rank:
-        send_bytes(wires, body, 0)
+        send_value(wires, value, 0)
         return []
-    return [body, *(receive_bytes(wires, rank) for rank in range(1, wires.size))]
+    return [value, *(receive_value(wires, rank) for rank in range(1, wires.size))]
 
 
-def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule | None) -> list[MeasuredStep]:
+def put_together(steps: Sequence[StepResult], wires: Wires, schedule: Schedule | None) -> list[MeasuredStep]:
     """Steps from reports of which each rank knows its own, on rank 0, which has the schedule of the whole step; nothing on
     other ranks. All ranks call this. Raises LostRank."""
-    bodies = gathered(wires, np.stack([step.mine for step in steps]).tobytes())
+    reported = gathered(wires, torch.from_numpy(np.stack([step.mine for step in steps])))
     losses = [step.loss for step in steps]
-    if not bodies or schedule is None:
+    if not reported or schedule is None:
         return []
     rows = list(schedule.sequences.values())
     whole = [np.zeros(len(own), bool) for own in rows]
     table = replace(steps[0].table, schedule=schedule, rows=rows, goes_on=whole)
     words = np.zeros((len(steps), len(rows), HEAD_WORDS + 4 * max(map(len, rows))), np.int64)
-    for rank, body in enumerate(bodies):
-        columns = np.frombuffer(body, np.int64).reshape(len(steps), -1)
+    for rank, columns in enumerate(reported):
         words[:, rank, : columns.shape[1]] = columns
     measured = [table.columns(word) for word in words]
     problem = schedule.problem
@@ -218,7 +218,7 @@ def put_together(steps: Sequence[StepReport], wires: Wires, schedule: Schedule |
 
 
 def trace_of(
-    schedule: Schedule, steps: Sequence[MeasuredStep | StepReport], memory: Sequence[Memory], facts: dict[str, Any]
+    schedule: Schedule, steps: Sequence[MeasuredStep | StepResult], memory: Sequence[Memory], facts: dict[str, Any]
 ) -> Trace:
     """A trace of these steps; the first of them ran `schedule`. memory: of each rank, from one such step, or ()."""
     trace = Trace(
@@ -279,22 +279,22 @@ class RunNumbers:
         return read_document(path, RUN_KIND, cls)
 
 
-def run_numbers(pipeline: Any, results: Sequence[Any], memory: Memory, facts: dict[str, Any]) -> RunNumbers | None:
+def run_numbers(pipeline: Any, results: Sequence[StepResult], memory: Memory, facts: dict[str, Any]) -> RunNumbers | None:
     """These numbers on rank 0, None on the others. Every rank calls it, with its part of the step and its `memory`."""
     part = pipeline.view.part
     assert part is not None
     own = {"peak": memory.peak, "predicted": memory.predicted_peak, "most": memory.most, "window": part.window}
-    bodies = [json.loads(body) for body in gathered(pipeline.wires, json.dumps([own, pipeline.splits]).encode())]
-    windows = [result.seen.windows for result in results]
-    if not bodies:
+    told = pipeline.wires.told([own, pipeline.splits])
+    windows = [result.windows for result in results]
+    if pipeline.rank:
         return None
     makespans = [float(window[:, 1].max() - window[:, 0].min()) for window in windows]
     spans = [float((window[:, 1] - window[:, 0]).max()) for window in windows]
     values = makespans if part.one.objective == "makespan" else spans
     median = sorted(range(len(values)), key=values.__getitem__)[(len(values) - 1) // 2]
-    if splits := merged([rows for _, rows in bodies]):
+    if splits := merged([rows for _, rows in told]):
         facts = facts | {"splits": splits}
-    ranks = [numbers for numbers, _ in bodies]
+    ranks = [numbers for numbers, _ in told]
     facts = facts | {
         "predicted_peaks": [rank["predicted"] for rank in ranks],
         "transient_peaks": [rank["most"] for rank in ranks],

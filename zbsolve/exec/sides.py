@@ -6,14 +6,12 @@ When ranks connect, they exchange what their layers give and take. Messages are 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ..build.sides import SideInput, rows_begun
@@ -28,7 +26,7 @@ from .base.part import Part, RankState, Run
 from .base.program import Action, Message, Program
 from .base.values import constant, tensors_of, trained
 from .connecting import Connecting
-from .transport.peers import Peers, together
+from .transport.peers import together
 
 NOT_WITH = (OFFLOAD, VOCABULARY, ATTENTION, ALL_TO_ALL, SLICES)
 
@@ -171,7 +169,9 @@ class SideInputs(Part):
     def of(cls, c: Connecting) -> SideInputs | None:
         """The part of a rank, where layers of one stage take what another gives. All ranks call this. Raises BadInput."""
         own = {i: names_of(layer, i) for i, layer in c.own.layers.items()}
-        names = told(c.peers, {i: of_layer for i, of_layer in own.items() if any(of_layer)}, sum(c.own.counts))
+        told = c.wires.told([(i, of_layer) for i, of_layer in own.items() if any(of_layer)])
+        known = {i: Names(*of_layer) for of_rank in told for i, of_layer in of_rank}
+        names = [known.get(i, Names()) for i in range(sum(c.own.counts))]
         between = Between.of(names, c.own.counts, c.problem)
         with together(c.peers, "side inputs") if between.some else nullcontext():
             return cls.checked(between, c.own.program, c.stages)
@@ -263,15 +263,6 @@ class SideInputs(Part):
 
     def for_forwards(self, stages: Mapping[int, Any]) -> SideInputs:
         return SideInputs(self.between, self.program, stages)
-
-
-def told(peers: Peers, own: Mapping[int, Names], layers: int) -> list[Names]:
-    """The names of all layers, from the ranks that have them. All ranks call this. Raises LostRank."""
-    body = json.dumps(list(own.items())).encode()
-    length = int(peers.gathered(torch.tensor([len(body)]), "side inputs").max())
-    rows = peers.gathered(torch.frombuffer(bytearray(body.ljust(length)), dtype=torch.uint8), "side inputs")
-    known = {number: Names(*names) for row in rows for number, names in json.loads(row.numpy().tobytes())}
-    return [known.get(number, Names()) for number in range(layers)]
 
 
 def reading(program: Program, stages: Mapping[int, Sequence[nn.Module]]) -> Program:

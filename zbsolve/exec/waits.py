@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 
 import torch
 
@@ -204,40 +206,17 @@ class WaitGraph:
 
     def circle(self) -> tuple[str, ...]:
         """A circle of events in words: each waits for the one before it, the first for the last; () where there is none.
-        It starts with the event that was added first. One of its events is in no shorter circle."""
-        after: list[list[int]] = [[] for _ in self.texts]
-        waiting = [len(before) for before in self.before]
-        for number, before in enumerate(self.before):
-            for event in before:
-                after[event].append(number)
-        free = [number for number, count in enumerate(waiting) if not count]
-        while free:
-            for event in after[free.pop()]:
-                waiting[event] -= 1
-                if not waiting[event]:
-                    free.append(event)
-        stuck = next((number for number, count in enumerate(waiting) if count), None)
-        if stuck is None:
+        It starts with the event that was added first among all in circles, which is in no shorter one."""
+        with suppress(CycleError):
+            TopologicalSorter(dict(enumerate(self.before))).prepare()
             return ()
-        seen = set[int]()
-        while stuck not in seen:
-            seen.add(stuck)
-            stuck = next(event for event in self.before[stuck] if waiting[event])
-        way = _way_round(stuck, after)
-        first = way.index(min(way))
-        return tuple(self.texts[event] for event in way[first:] + way[:first])
+        import networkx
 
-
-def _way_round(start: int, after: Sequence[Sequence[int]]) -> list[int]:
-    """The shortest path from `start` back to it; one must exist. Its first event is `start`."""
-    came, todo = dict[int, int](), deque([start])
-    while start not in came:
-        here = todo.popleft()
-        for there in after[here]:
-            if there not in came:
-                came[there] = here
-                todo.append(there)
-    way = [came[start]]
-    while way[-1] != start:
-        way.append(came[way[-1]])
-    return way[::-1]
+        graph = networkx.DiGraph((earlier, event) for event, before in enumerate(self.before) for earlier in before)
+        rings = (
+            ring for ring in networkx.strongly_connected_components(graph) if len(ring) > 1 or graph.has_edge(*ring, *ring)
+        )
+        start = min(map(min, rings))
+        behind = (there for there in graph[start] if networkx.has_path(graph, there, start))
+        way = min((networkx.shortest_path(graph, there, start) for there in behind), key=len)
+        return tuple(self.texts[event] for event in (start, *way[:-1]))

@@ -9,7 +9,7 @@ from ..util.errors import BadInput
 from .base.handler import Handler
 from .base.part import Part, RankState
 from .base.program import Action
-from .connecting import OwnWork
+from .connecting import Connecting, OwnWork
 
 
 class WorkBeside(Part):
@@ -25,15 +25,16 @@ class WorkBeside(Part):
         self.numbers = {problem.names[row]: int(problem.passes.microbatch[row]) for row in rows}
 
     @classmethod
-    def of(cls, rank: int, problem: Problem, work: OwnWork | None) -> WorkBeside | None:
+    def of(cls, c: Connecting) -> WorkBeside | None:
         """The part of a rank with passes J. Raises BadInput where it has some, but no `work` is given."""
-        pieces = len(problem.rows("J", rank=rank))
+        rank, work = c.own.program.rank, c.given.work
+        pieces = len(c.problem.rows("J", rank=rank))
         if pieces and work is None:
             raise BadInput(
                 f"work: rank {rank} has {pieces} passes J, and no function for them: give Pipeline(work=), or a "
                 "function work(rank, piece, pieces) beside the model's"
             )
-        return cls(work, rank, problem) if pieces and work is not None else None
+        return cls(work, rank, c.problem) if pieces and work is not None else None
 
 
 def _run(state: RankState, action: Action, given: Any) -> Any:

@@ -61,32 +61,19 @@ def _check_forward(graph: Graph, rows: Ints) -> None:
             raise BadInput(f"pass {forward.name}: on stage {forward.stage} its microbatch needs B and W, or BW")
 
 
-def _check_has_forward(graph: Graph, rows: Ints) -> None:
-    for _, backward in graph.each(rows):
-        graph.need("F", backward)
-
-
-def _check_recompute(graph: Graph, rows: Ints) -> None:
-    """Check that an edge puts X after its F, and one puts it before its backward. Else there would be nothing to recompute,
-    or nothing that needs it."""
-    for row, again in graph.each(rows):
-        kind = "BW" if graph.row("B", again) is None else "B"
-        graph.check_order(again, graph.need("F", again), row, graph.need(kind, again))
-
-
 _PLAIN: dict[str, Any] = {"uses_weights": True, "in_parts": True}
 _BACKWARD = Handler(
-    _backward, _check_has_forward, takes="gradient", makes="the gradient of its input", adds_gradients=True, **_PLAIN
+    _backward, orders=("F",), takes="gradient", makes="the gradient of its input", adds_gradients=True, **_PLAIN
 )
 HANDLERS = {
     "F": Handler(_forward, _check_forward, takes="activation", makes="its activation", repeatable=True, **_PLAIN),
     "B": _BACKWARD,
     "W": Handler(
         lambda state, action, _: state.stages[action.stage].weights(action.part),
-        _check_has_forward,
+        orders=("F",),
         adds_gradients=True,
         **_PLAIN,
     ),
     "BW": _BACKWARD,
-    "X": Handler(lambda state, action, _: state.stages[action.stage].recompute(action.part), _check_recompute, **_PLAIN),
+    "X": Handler(lambda state, action, _: state.stages[action.stage].recompute(action.part), orders=("F X B|BW",), **_PLAIN),
 }

@@ -50,12 +50,21 @@ class Graph:
         """Is there an edge from one row to the other?"""
         return (before, after) in self._pairs
 
-    def need(self, kind: str, like: Pass) -> int:
-        """The `row` that `like` needs. Raises BadInput where there is none."""
-        row = self.row(kind, like)
-        if row is None:
-            raise BadInput(f"pass {like.name}: there is no {replace(like, kind=kind).name}")
+    def need(self, kinds: str, like: Pass) -> int:
+        """The `row` that `like` needs, of the first of some kinds ("X|B|BW") that is there. Raises BadInput for none."""
+        rows = [self.row(kind, like) for kind in kinds.split("|")]
+        if (row := next((row for row in rows if row is not None), None)) is None:
+            names = [replace(like, kind=kind).name for kind in kinds.split("|")]
+            raise BadInput(f"pass {like.name}: there is no {' or '.join(names)}")
         return row
+
+    def check_orders(self, rows: Ints, handler: Handler) -> None:
+        """Raise BadInput unless passes have the others of their stage and part that their handler's `orders` say."""
+        for _, this in self.each(rows) if handler.orders else ():
+            for order in handler.orders:
+                there = [self.need(kinds, this) for kinds in order.split()]
+                if len(there) > 1:
+                    self.check_order(this, *there, alone=handler.alone)
 
     @cached_property
     def _pairs(self) -> frozenset[tuple[int, int]]:
@@ -78,8 +87,10 @@ class Handler:
 
     run(state, action, given): does the pass's work and returns its output, a pytree of tensors, or None. `given` is what the
     edge to the pass carries, or None. The interpreter takes the output wherever the schedule's edges carry it.
-    check(graph, rows): raises BadInput where the executor cannot run these passes. rows: all passes of the kind. By default
-    a schedule may put them anywhere.
+    orders: passes of its stage and part that must be there, and edges that must order them: "F X B|BW" says that X comes
+    behind F, and before B, or BW where there is no B. alone: they must share a rank.
+    check(graph, rows): raises BadInput where the executor cannot run these passes for another reason. rows: all passes of
+    the kind. By default a schedule may put them anywhere.
     takes: what the pass cannot do without: "activation" (on the first stage it reads the batch instead), "gradient" (on the
     last stage the loss gives it), or "" where it needs nothing.
     makes: the name of its output in errors about NaN and inf.
@@ -110,6 +121,8 @@ class Handler:
     in_parts: bool = False
     before_its_pass: bool = False
     ends_with_step: bool = False
+    orders: tuple[str, ...] = ()
+    alone: bool = False
     reads: str = ""
     release: Release | None = None
     settle: Settle | None = None

@@ -70,8 +70,8 @@ class Part:
         """Bytes in host memory."""
         return 0
 
-    def no_activations(self) -> Iterable[Tensor | None]:
-        """Tensors that a meter must not count as activations."""
+    def no_activations(self) -> Iterable[Tensor]:
+        """Tensors that a meter must not count as activations, beside parameters of stages and their gradients."""
         return ()
 
     def own_parameters(self) -> Mapping[int, Sequence[tuple[str, nn.Parameter]]]:

@@ -5,7 +5,6 @@ Files are in `checkpoint_files`, imported at the first use: torch.distributed.ch
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import warnings
@@ -22,7 +21,6 @@ from torch.optim import Optimizer
 from ...util.errors import BadInput, prefixed
 from ..backward.replay import generators_of, random_state, set_random_state
 from ..base.values import as_local_of, is_dtensor, local, spread_as
-from ..reports import gathered
 from .gradients import OnRank, together_on_mesh
 
 if TYPE_CHECKING:
@@ -77,9 +75,9 @@ def load(pipeline: OnRank, path: str | os.PathLike[str], **objects: Any) -> None
     from .checkpoint_files import Reader
 
     pipeline.finish()
-    names = json.dumps([*(_optimizers(pipeline, objects).keys() | objects.keys())])  # ranks may have different objects
-    with pipeline.peers.telling(WHAT):
-        loaded = {name for row in gathered(pipeline.wires, names.encode()) for name in json.loads(row)}
+    names = [*(_optimizers(pipeline, objects).keys() | objects.keys())]
+    with pipeline.peers.telling(WHAT):  # ranks may have different objects
+        loaded = {name for of_rank in pipeline.wires.told(names) for name in of_rank}
     with together_on_mesh(pipeline, WHAT):
         _load(pipeline, Reader(Path(path).resolve()), objects, loaded)
 
@@ -176,7 +174,7 @@ def _made(new: Path, target: Path) -> None:
 
 
 def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: Set[str]) -> None:
-    """Load everything into this rank. loaded: on rank 0, the names of all objects that any rank loads."""
+    """Load everything into this rank. loaded: the names of all objects that any rank loads."""
     loops, optimizers = _loops(reader), _optimizers(pipeline, objects)
     others = objects.keys() - optimizers.keys()
     of_optimizers, of_others = ({key for loop in loops for key in loop[what]} for what in ("options", "objects"))

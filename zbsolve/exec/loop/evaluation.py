@@ -137,7 +137,7 @@ def _ran(pipeline: OnRank, batch: _Batch, *, with_loss: bool) -> tuple[float, di
             seed = step_seed(pipeline.seed, pipeline.steps) + start * cutting.count
             parts = cutting.parts(first, "inputs"), cutting.parts(last, "targets")
             forwards.last = seen  # `run` waits for it: no rank gets more than a round ahead
-            report = forwards.run(cutting.data(*parts, seed, rows, pipeline.counting), device, False).seen
+            report = forwards.run(cutting.data(*parts, seed, rows, pipeline.counting), device, False)
             total, seen = total + (0.0 if seen is None else seen.total), report
             made = {m: y for stage in state.stages.values() for m, y in stage.outputs.items()}
             outputs |= {start + m: y for m, y in cutting.joined(made).items()}

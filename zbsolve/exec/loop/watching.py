@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from ...profile.slow import Slow, problem_now, slow_parts
@@ -22,7 +21,7 @@ from ...util.files import Fields
 from ...util.machine import child_environment
 from ...util.temporary import temporary_folder
 from ...util.text import format_time
-from ..reports import StepReport, trace_of
+from ..reports import StepResult, trace_of
 from ..slack import more_than_plain
 from ..step_view import StepView
 from ..transport.peers import together
@@ -75,14 +74,14 @@ class Watch:
             )
         self.pipeline, self.every, self.steps, self.seconds, self.gain = pipeline, every, steps, seconds, gain
         self._planned = pipeline.schedule.problem  # slow means slower than its times, whatever order runs later
-        self._count, self._seen = 0, list[StepReport]()
+        self._count, self._seen = 0, list[StepResult]()
         self._search: Search | None = None
 
-    def __call__(self, result: Any) -> Watched | None:
+    def __call__(self, result: StepResult) -> Watched | None:
         """Call after each step. At a look returns what rank 0 (of the first pipeline) saw; else None. Raises RunFailed."""
         self._count += 1
         if -self._count % self.every < self.steps:
-            self._seen.append(result.seen)
+            self._seen.append(result)
         if self._count % self.every:
             return None
         seen, self._seen = self._seen, []
@@ -100,7 +99,7 @@ class Watch:
         if self._search is not None:
             self._search.close()
 
-    def _looked(self, seen: Sequence[StepReport], why: str) -> tuple[Watched, bytes]:
+    def _looked(self, seen: Sequence[StepResult], why: str) -> tuple[Watched, bytes]:
         """What is slow now, and as JSON the schedule to switch to (b"": none). why: the reason that the order must stay."""
         emulated = {"emulated": "as passes beside each other are not slower"} if self.pipeline.hooks.emulated else {}
         trace = trace_of(self.pipeline.schedule, seen, (), {"split": self.pipeline.split, **emulated})
@@ -190,14 +189,9 @@ def _stays(pipeline: Any) -> str:
 
 
 def _everywhere(pipeline: Any, body: bytes) -> bytes:
-    """Send `body` from rank 0 of the first pipeline to all ranks, which call this together. Raises LostRank."""
-    size = int(_sent(pipeline, torch.tensor([len(body)])))
-    row = torch.frombuffer(bytearray(body or bytes(size)), dtype=torch.uint8) if size else torch.zeros(0)
-    return _sent(pipeline, row).numpy().tobytes() if size else b""
-
-
-def _sent(pipeline: Any, row: torch.Tensor) -> torch.Tensor:
-    if pipeline.replicas is not None and pipeline.rank == 0:
-        dist.broadcast(row, group=pipeline.replicas, group_src=0)
-    pipeline.wires.wait(pipeline.wires.control.broadcast(row, 0))
-    return row
+    """`body` of rank 0 of the first pipeline, on all ranks, which call this together."""
+    bodies = [body]
+    for group in (pipeline.replicas if pipeline.rank == 0 else None, pipeline.group):
+        if group is not None:
+            dist.broadcast_object_list(bodies, group=group, group_src=0)
+    return bodies[0]

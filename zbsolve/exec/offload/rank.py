@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...tables import Ints
 from ...util.errors import BadInput
-from ..base.handler import Graph, Handler, side_work_of
+from ..base.handler import Handler, side_work_of
 from ..base.part import Part
 from ..base.program import Action, Program
 from ..base.torch_private import without_modes
@@ -217,22 +216,8 @@ def _copy_back(targets: list[tuple[Tensor, int]], away: _Away) -> None:
         target.copy_(away.buffer[place : place + len(target)], non_blocking=True)
 
 
-def _check_offload(graph: Graph, rows: Ints) -> None:
-    """Check that an O follows its F and precedes its R, on the same rank."""
-    for row, offload in graph.each(rows):
-        graph.check_order(offload, graph.need("F", offload), row, graph.need("R", offload), alone=True)
-
-
-def _check_reload(graph: Graph, rows: Ints) -> None:
-    """Check that an R precedes the first pass that uses what its F keeps: X, or else B or BW."""
-    for row, reload in graph.each(rows):
-        graph.need("O", reload)
-        first = next((kind for kind in ("X", "B", "BW") if graph.row(kind, reload) is not None), "B")
-        graph.check_order(reload, row, graph.need(first, reload), alone=True)
-
-
-_SIDE = {"in_parts": True, **side_work_of(Offload)}
+_SIDE = {"in_parts": True, "alone": True, **side_work_of(Offload)}
 HANDLERS = {
-    "O": Handler(lambda state, action, _: state.part(Offload).send_out(action), _check_offload, **_SIDE),
-    "R": Handler(lambda state, action, _: state.part(Offload).bring_back(action), _check_reload, **_SIDE),
+    "O": Handler(lambda state, action, _: state.part(Offload).send_out(action), orders=("F O R",), **_SIDE),
+    "R": Handler(lambda state, action, _: state.part(Offload).bring_back(action), orders=("O", "R X|B|BW"), **_SIDE),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from .. import check
 from ..backward.replay import as_written
 from ..base.part import Data, shares_of_rows
 from ..base.values import cast
-from ..check import LIMITS, NOT_A_NUMBER, Value, difference, gradient, magnitude, values
+from ..check import LIMITS, NOT_A_NUMBER, Values, difference, gradient, magnitude, values
 from ..connecting import Update
 from ..feed import moved, step_seed
 from ..layers import forwards_alone
@@ -28,7 +28,7 @@ from ..mesh import PipelineMesh, group_along
 from ..one_device import OneDevice
 from ..pipeline import Pipeline
 from ..transport.format import receive_value, send_value
-from ..transport.wires import Wires, receive_bytes, send_bytes
+from ..transport.wires import Wires
 
 Verdict = dict[str, Any]
 SHAKES = 8  # references with changed weights; each moves a sum near a kink to its other side with a chance of about a half
@@ -168,7 +168,7 @@ class Row(NamedTuple):
 def compare(
     wires: Wires,
     owners: Sequence[Sequence[int]],
-    own: Mapping[Place, Value],
+    own: Values,
     whole: Sequence[nn.Module] | None,
     losses: tuple[float, float],
     what: Callable[[nn.Parameter], Tensor | None] = gradient,
@@ -183,15 +183,13 @@ def compare(
     """
     if wires.rank:
         for layer in (layer for layer, ranks in enumerate(owners) if wires.rank in ranks):
-            here = _of_layer(own, layer).items()
-            send_value(wires, [(name, str(val.dtype).removeprefix("torch."), val.tensor) for (_, name), val in here], 0)
-        receive_bytes(wires, 0)  # wait for the verdict: rank 0 may make further references
+            send_value(wires, [(name, tensor) for (_, name), tensor in _of_layer(own, layer).items()], 0)
+        wires.told("")  # wait for the verdict: rank 0 may make further references
         return None
     assert whole is not None
     right = values(dict(enumerate(whole)), what)
     judged = _moving(_judged(wires, owners, own, right, others, what), right, others.shaken, what)
-    for other in range(1, wires.size):
-        send_bytes(wires, b"", other)
+    wires.told("")
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
     gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER
@@ -217,7 +215,7 @@ def compare(
 
 def _moving(
     rows: list[Row],
-    right: Mapping[Place, Value],
+    right: Values,
     shaken: Callable[[], Iterator[Sequence[nn.Module]]],
     what: Callable[[nn.Parameter], Tensor | None],
 ) -> list[Row]:
@@ -229,7 +227,7 @@ def _moving(
     for model in shaken():
         for place, value in values(dict(enumerate(model)), what).items():
             if (where := f"layer {place[0]} {place[1]}") in moves:
-                moves[where] = max(moves[where], difference(value.tensor, right[place].tensor))
+                moves[where] = max(moves[where], difference(value, right[place]))
         if all(gap.difference <= 2 * moves[where] for where, gap in failed.items()):
             break
     return [
@@ -241,8 +239,8 @@ def _moving(
 def _judged(
     wires: Wires,
     owners: Sequence[Sequence[int]],
-    own: Mapping[Place, Value],
-    right: Mapping[Place, Value],
+    own: Values,
+    right: Values,
     others: Others,
     what: Callable[[nn.Parameter], Tensor | None],
 ) -> list[Row]:
@@ -251,14 +249,15 @@ def _judged(
     for layer, owner in [(layer, owner) for layer, ranks in enumerate(owners) for owner in ranks]:
         here = _of_layer(own, layer)
         if owner:
-            here = {(layer, name): Value(tensor, getattr(torch, kind)) for name, kind, tensor in receive_value(wires, owner)}
+            here = {(layer, name): tensor for name, tensor in receive_value(wires, owner)}
         for place in here.keys() ^ _of_layer(right, layer).keys():
             which = "which the unsplit model lacks" if place in here else "which only the unsplit model has"
             wrong = wrong or f"check: layer {layer}: parameter '{place[1]}', {which}"
         for place, value in here.items() if not wrong else ():
-            away, limit = difference(value.tensor, right[place].tensor), max(LIMITS.get(value.dtype, 1e-5), others.rounding)
+            kind = next((tensor.dtype for tensor in (value, right[place]) if tensor is not None), torch.float32)
+            away, limit = difference(value, right[place]), max(LIMITS.get(kind, 1e-5), others.rounding)
             if _in_doubt(away, limit):
-                doubts.append((len(rows), place, value.tensor))
+                doubts.append((len(rows), place, value))
             rows.append(row(away, limit, f"layer {layer} {place[1]}"))
     if wrong:  # not earlier, while ranks send
         raise BadInput(wrong)
@@ -266,15 +265,15 @@ def _judged(
     for number, place, tensor in doubts if known else ():
         # A gradient that cancels to zero (such as that of a key's bias, which the softmax does not depend on) is only
         # rounding in float32, so it is measured relative to the layer's largest.
-        single, double = right[place].tensor, known[place].tensor
-        largest = max(magnitude(other.tensor) for other in _of_layer(known, place[0]).values())
+        single, double = right[place], known[place]
+        largest = max(map(magnitude, _of_layer(known, place[0]).values()))
         scale = largest if magnitude(double) <= NOTHING * largest else 0.0
         from_float64 = difference(tensor, double, scale), difference(single, double, scale)
         rows[number] = row(difference(tensor, single, scale), rows[number].limit, rows[number].where, from_float64)
     return rows
 
 
-def _of_layer(held: Mapping[Place, Value], layer: int) -> dict[Place, Value]:
+def _of_layer(held: Values, layer: int) -> Values:
     return {place: value for place, value in held.items() if place[0] == layer}
 
 

@@ -40,6 +40,8 @@ from .host import at_once, goes_on, keep_freed_memory
 
 TOLD_SECONDS = 5.0  # between two lines of progress
 TRACED = 3  # steps of a watched run before each look: a single step does not show how times vary
+# Tasks with the timeout for starting; all others have that of a pass.
+SLOW_TASKS = ("", "start", "joining", "building", "checking", "collecting", "leaving")
 INTERRUPTED = "interrupted before the first step that is timed"
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
@@ -101,6 +103,10 @@ class Options:
             raise BadInput("run: --emulate gives CPUs a device's times: say --device cpu")
         return replace(self, device=kind)
 
+    def allowed(self, name: str) -> float:
+        """How many seconds a task that a rank announced may take."""
+        return self.start_timeout if name in SLOW_TASKS else self.timeout
+
     def sizes(self, ranks: int) -> dict[str, int]:
         """Dimension → its size, for a schedule's number of ranks. Raises BadInput."""
         return mesh_sizes(self.mesh, ranks)
@@ -155,7 +161,7 @@ def run_rank(
     )
     trained = train(pipeline, model, options)
     announce("collecting")
-    trained.results[-1].seen.wait()
+    trained.results[-1].wait()
     facts = _facts(pipeline, model, options, trained)
     if times is not None and pipeline.hooks.emulated is not None:
         facts["emulated"] = {"times": times.source, **pipeline.hooks.emulated.board.facts()}

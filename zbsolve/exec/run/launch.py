@@ -34,7 +34,7 @@ from ..reports import RunNumbers
 from ..transport.wires import came_true
 from .host import device_environment, end_with_parent, local_network, together
 from .job import Options, run_on_one_device
-from .torchrun import LATE_SECONDS, Place, Prediction, Rounds, allowed, fit, read_schedule, run_group, run_torchrun, step_of
+from .torchrun import LATE_SECONDS, Place, Prediction, Rounds, fit, read_schedule, run_group, run_torchrun, step_of
 
 NOTE_BYTES = 64  # for each rank, in the file of what ranks do now
 KILL_SECONDS = 10.0  # to wait for a killed rank
@@ -71,27 +71,26 @@ def run_local(given: Schedule | CheckedRounds, spec: str, **chosen: Any) -> Trac
             save(given.long, folder / "schedule.json")
         write_text(folder / "job.json", json.dumps({"spec": spec, "ranks": ranks, "options": asdict(options)}))
         (folder / "now").write_bytes(bytes(NOTE_BYTES * ranks))
-        children: list[subprocess.Popen[bytes]] = []
+        tell = partial(print, file=sys.stderr, flush=True)
+        processes = Processes(folder, sizes, options, tell)
         try:
             for rank in range(ranks):
                 more = device_environment(rank, sharers) if options.device == "cuda" else {}
-                children.append(_start(folder, rank, more))
-            tell = partial(print, file=sys.stderr, flush=True)
-            notes = Said(folder, ranks, sizes, tell)
+                processes.children.append(_start(folder, rank, more))
             try:
-                _wait_for_all(children, folder, options, sizes, notes)
+                processes.wait()
             except KeyboardInterrupt as pressed:
-                if not _stopping(children, folder, sizes):
+                if not processes.stop():
                     raise
                 tell("zbsolve run: the step that runs is the last one")
                 try:
-                    _wait_for_all(children, folder, options, sizes, notes, time.monotonic() + STOP_SECONDS)
+                    processes.wait(time.monotonic() + STOP_SECONDS)
                 except TimeoutError:
                     raise pressed from None
         finally:
-            _end(children)
+            processes.end()
             remove_leftovers()  # of a search by rank 0 in a watched run
-        notes.hear(last=True)
+        processes.said.hear(last=True)
         numbers = folder / "numbers.json"
         return RunNumbers.load(numbers) if numbers.exists() else Trace.load(folder / "trace.json")
 
@@ -129,99 +128,97 @@ def _start(folder: Path, rank: int, more: Mapping[str, str]) -> subprocess.Popen
         )
 
 
-def _stopping(children: list[subprocess.Popen[bytes]], folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Ask ranks to end after their current step. Returns False if they do not train yet, or there are several pipelines,
-    which would have to agree."""
-    if sizes[PIPELINE] < len(children) or any(name in NOT_TRAINING for name in _doing(folder, len(children))):
-        return False
-    for child in children:
-        assert child.stdin is not None
-        with suppress(OSError):  # it has ended
-            child.stdin.write(b".")
-            child.stdin.flush()
-    return True
+class Processes:
+    """The processes of a run's ranks. folder: of their files. sizes: of the mesh. said: what they print."""
 
+    def __init__(self, folder: Path, sizes: Mapping[str, int], options: Options, tell: Callable[[str], None]) -> None:
+        self.folder, self.sizes, self.options = folder, sizes, options
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.said = Said(folder, math.prod(sizes.values()), sizes, tell)
 
-def _wait_for_all(
-    children: list[subprocess.Popen[bytes]],
-    folder: Path,
-    options: Options,
-    sizes: Mapping[str, int],
-    notes: Said,
-    until: float = math.inf,
-) -> None:
-    """Wait until every rank has ended without an error, and print what they say. sizes: of the mesh. The time limit counts
-    from the last progress of any rank. Raises the error of the first rank that failed, and TimeoutError if some ranks still
-    run at the time `until`."""
-    before, since, heard = _doing(folder, len(children)), time.monotonic(), 0.0
-    while True:
-        codes = [child.poll() for child in children]
-        if time.monotonic() > heard + HEAR_SECONDS:
-            heard = time.monotonic()
-            notes.hear()
-        if all(code == 0 for code in codes):
-            return
-        if any(code not in (None, 0) for code in codes):
-            raise _cause(children, folder, options, sizes)
-        if time.monotonic() > until:
-            raise TimeoutError
-        doing = _doing(folder, len(children))
-        if doing != before:
-            before, since = doing, time.monotonic()
-        running = [rank for rank, code in enumerate(codes) if code is None]
-        limit = max(allowed(doing[rank], options) for rank in running)
-        if time.monotonic() - since > limit + LATE_SECONDS:
-            where = ", ".join(f"rank {rank} at {doing[rank] or 'start'}" for rank in running)
-            raise RunFailed(f"nothing went on for {limit:g} s: {where}")
-        time.sleep(0.01)
+    def doing(self) -> list[str]:
+        """What each rank has announced last."""
+        notes, each = (self.folder / "now").read_bytes(), range(0, NOTE_BYTES * len(self.children), NOTE_BYTES)
+        return [notes[at : at + NOTE_BYTES].rstrip(b"\0").decode(errors="replace") for at in each]
 
+    def stop(self) -> bool:
+        """Ask ranks to end after their current step. Returns False if they do not train yet, or there are several pipelines,
+        which would have to agree."""
+        if self.sizes[PIPELINE] < len(self.children) or any(name in NOT_TRAINING for name in self.doing()):
+            return False
+        for child in self.children:
+            assert child.stdin is not None
+            with suppress(OSError):  # it has ended
+                child.stdin.write(b".")
+                child.stdin.flush()
+        return True
 
-def _cause(
-    children: list[subprocess.Popen[bytes]], folder: Path, options: Options, sizes: Mapping[str, int]
-) -> ZbsolveError:
-    """The error of the rank that failed first. A rank that died without a report comes before ranks that reported, and a
-    lost connection is only a consequence."""
-    came_true(lambda: all(child.poll() is not None for child in children), REPORT_SECONDS)
-    doing = _doing(folder, len(children))
-    failures: list[tuple[bool, float, str, ZbsolveError]] = []
-    for rank, child in enumerate(children):
-        code = child.poll()
-        path = folder / f"failure.{rank}"
-        if path.exists():
-            body = json.loads(path.read_text(encoding="utf-8"))
-            text, other = body["text"], None if body["peer"] is None else process_of(sizes, rank, body["peer"])
-            if body["kind"] == "LostRank" and other is not None and children[other].poll() is None:
-                name, text = doing[other], text.removeprefix(f"{named_rank(sizes, other)} is lost: ")
-                text = (
-                    f"{named_rank(sizes, other)}, pass {name}: hangs, not done after {allowed(name, options):g} s ({text})"
-                )
-            failed = (BadInput if body["kind"] == "BadInput" else RunFailed)(text)
-            failed.details = body["details"]
-            failures.append((body["kind"] == "LostRank", body["time"], text, failed))
-        elif code not in (None, 0):
-            lines = path_of(folder, rank).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            last = f": {lines[-1][:300]}" if lines else ""
-            how = f"died of {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}{last}"
-            return RunFailed(f"{named_rank(sizes, rank)}, pass {doing[rank] or 'start'}: the process {how}")
-    return min(failures, key=lambda failure: failure[:3])[3] if failures else RunFailed("a rank ended without a word")
+    def wait(self, until: float = math.inf) -> None:
+        """Wait until every rank has ended without an error, and print what they say. The time limit counts from the last
+        progress of any rank. Raises the error of the first rank that failed, and TimeoutError if some ranks still run at the
+        time `until`."""
+        before, since, heard = self.doing(), time.monotonic(), 0.0
+        while True:
+            codes = [child.poll() for child in self.children]
+            if time.monotonic() > heard + HEAR_SECONDS:
+                heard = time.monotonic()
+                self.said.hear()
+            if all(code == 0 for code in codes):
+                return
+            if any(code not in (None, 0) for code in codes):
+                raise self.cause()
+            if time.monotonic() > until:
+                raise TimeoutError
+            doing = self.doing()
+            if doing != before:
+                before, since = doing, time.monotonic()
+            running = [rank for rank, code in enumerate(codes) if code is None]
+            limit = max(self.options.allowed(doing[rank]) for rank in running)
+            if time.monotonic() - since > limit + LATE_SECONDS:
+                where = ", ".join(f"rank {rank} at {doing[rank] or 'start'}" for rank in running)
+                raise RunFailed(f"nothing went on for {limit:g} s: {where}")
+            time.sleep(0.01)
 
+    def cause(self) -> ZbsolveError:
+        """The error of the rank that failed first. A rank that died without a report comes before ranks that reported, and a
+        lost connection is only a consequence."""
+        came_true(lambda: all(child.poll() is not None for child in self.children), REPORT_SECONDS)
+        failures: list[tuple[bool, float, str, ZbsolveError]] = []
+        for rank, child in enumerate(self.children):
+            path = self.folder / f"failure.{rank}"
+            if path.exists():
+                body = json.loads(path.read_text(encoding="utf-8"))
+                text = self._of_rank(rank, body)
+                failed = (BadInput if body["kind"] == "BadInput" else RunFailed)(text)
+                failed.details = body["details"]
+                failures.append((body["kind"] == "LostRank", body["time"], text, failed))
+            elif code := child.poll():
+                lines = path_of(self.folder, rank).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                last = f": {lines[-1][:300]}" if lines else ""
+                how = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}{last}"
+                where = f"{named_rank(self.sizes, rank)}, pass {self.doing()[rank] or 'start'}"
+                return RunFailed(f"{where}: the process {how}")
+        return min(failures, key=lambda failure: failure[:3])[3] if failures else RunFailed("a rank ended without a word")
 
-def _doing(folder: Path, ranks: int) -> list[str]:
-    """What each rank has announced last."""
-    notes = (folder / "now").read_bytes()
-    return [notes[r * NOTE_BYTES : (r + 1) * NOTE_BYTES].rstrip(b"\0").decode(errors="replace") for r in range(ranks)]
+    def _of_rank(self, rank: int, body: dict[str, Any]) -> str:
+        """The text of a rank's report. It says so where the rank that it lost hangs."""
+        other = None if body["peer"] is None else process_of(self.sizes, rank, body["peer"])
+        if body["kind"] != "LostRank" or other is None or self.children[other].poll() is not None:
+            return str(body["text"])
+        who, name = named_rank(self.sizes, other), self.doing()[other]
+        text = body["text"].removeprefix(f"{who} is lost: ")
+        return f"{who}, pass {name}: hangs, not done after {self.options.allowed(name):g} s ({text})"
 
-
-def _end(children: list[subprocess.Popen[bytes]]) -> None:
-    """Kill the processes that still run, and wait for all."""
-    for child in children:
-        if child.poll() is None:
-            child.kill()
-    for child in children:
-        with suppress(subprocess.TimeoutExpired):  # killed, but still in the kernel
-            child.wait(KILL_SECONDS)
-        if child.stdin is not None:
-            child.stdin.close()
+    def end(self) -> None:
+        """Kill the processes that still run, and wait for all."""
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+        for child in self.children:
+            with suppress(subprocess.TimeoutExpired):  # killed, but still in the kernel
+                child.wait(KILL_SECONDS)
+            if child.stdin is not None:
+                child.stdin.close()
 
 
 class Said:

@@ -30,13 +30,12 @@ from ..layers import forwards_alone, layer_counts
 from ..lowering import check_by_rank, check_runs, lower
 from ..mesh import DATA, PIPELINE, coordinate_of, located
 from ..reports import RunNumbers
+from ..transport.format import receive_value, send_value
 from ..transport.mailbox import Looker
 from ..transport.peers import Peers, agreed
-from ..transport.wires import Wires, receive_bytes, send_bytes
+from ..transport.wires import Wires
 from .host import check_host_memory, take_environment
 from .job import Options, run_rank
-
-MARK_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,19 +95,15 @@ def own_part(rounds: Rounds, wires: Wires, sizes: Mapping[str, int]) -> RankPart
         pass
     rank, long = coordinate_of(sizes, wires.rank)[PIPELINE], rounds.long
     if rounds.checked is None:
-        body = receive_bytes(wires, 0)
-        lanes, digest = near_lanes(long.one, rank), body[:MARK_BYTES].decode()
-        start = np.frombuffer(body[MARK_BYTES:], np.int64).reshape(len(lanes), long.few)
-        return RankPart(long.one, long.microbatches, long.round, rank, lanes, start, digest)
+        digest, start = receive_value(wires, 0)
+        return RankPart(long.one, long.microbatches, long.round, rank, near_lanes(long.one, rank), start.numpy(), digest)
     for other in range(1, wires.size):
         part = rounds.checked.part(coordinate_of(sizes, other)[PIPELINE])
-        send_bytes(wires, part.digest.encode() + np.ascontiguousarray(part.start, np.int64).tobytes(), other)
+        send_value(wires, (part.digest, torch.from_numpy(np.ascontiguousarray(part.start, np.int64))), other)
     return rounds.checked.part(rank)
 
 
 Announce = Callable[[str], None]
-# Tasks with the timeout for starting; all others have that of a pass.
-SLOW_TASKS = ("", "start", "joining", "building", "checking", "collecting", "leaving")
 WATCH_SECONDS = 0.2
 LATE_SECONDS = 3.0  # that a rank gets beyond its timeout, to report what it waited for
 
@@ -256,7 +251,7 @@ class Watchdog:
         self._busy.set()
 
     def announce(self, name: str) -> None:
-        """This rank now does `name`: a pass, or one of SLOW_TASKS."""
+        """This rank now does `name`: a pass, or one of `SLOW_TASKS`."""
         self.name, self._since = name, time.monotonic()
         self._announce(name)
 
@@ -267,12 +262,7 @@ class Watchdog:
     def look(self) -> None:
         """End the process if its task is late."""
         name, since = self.name, self._since
-        limit = allowed(name, self._options)
+        limit = self._options.allowed(name)
         if time.monotonic() - since > limit + LATE_SECONDS and name == self.name:
             os.write(2, f"zbsolve run: rank {self._rank}, pass {name}: not done after {limit:g} s\n".encode())
             os._exit(1)
-
-
-def allowed(name: str, options: Options) -> float:
-    """How many seconds an announced task may take."""
-    return options.start_timeout if name in SLOW_TASKS else options.timeout

@@ -23,6 +23,7 @@ from ..base.part import Part, RankState, Run
 from ..base.program import Action
 from ..base.torch_private import without_modes
 from ..base.values import copied, leaves_of
+from ..connecting import Connecting
 from .comparing import Sequences, compare
 from .cutting import Cutting, SliceLoss, join_sequence
 from .store import SliceStore
@@ -140,10 +141,11 @@ class Slices(Part):
         self._rounds: Mapping[int, StageSlices] = {}  # of rounds of forwards
 
     @classmethod
-    def of(cls, problem: Problem, rank: int, stages: Mapping[int, Any], compares: bool) -> Slices | None:
-        """The slices of these stages; None where sequences are not cut. compares: see `StageSlices`. Raises BadInput."""
-        cutting = Cutting.of(problem)
-        return None if cutting.count == 1 else cls(rank, stages, {s: StageSlices(cutting, compares) for s in stages})
+    def of(cls, c: Connecting) -> Slices | None:
+        """The slices of a rank's stages; None where sequences are not cut. Raises BadInput."""
+        cutting = Cutting.of(c.problem)
+        slices = {s: StageSlices(cutting, c.hooks.compare) for s in c.stages}
+        return None if cutting.count == 1 else cls(c.own.program.rank, c.stages, slices)
 
     def around(self, kind: str, run: Run) -> Run:
         """Around a pass: make the keys and values of its slice available. Weight gradients need none."""

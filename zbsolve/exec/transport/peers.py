@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from ...util.errors import BadInput, LostRank, RunFailed, ZbsolveError, one_line
 from ...util.temporary import temporary_folder
-from .wires import BROKE, BYTES, Wires, broken, call_beside, came_true, digest, receive_bytes, send_bytes
+from .wires import BROKE, BYTES, Wires, broken, call_beside, came_true
 
 Cells = NDArray[np.int64]
 NOTES_SECONDS = 1.0  # to wait for the notes of others
-SAID_BYTES = 2048  # of each rank's message to all: an error of 300 characters as JSON
+MOST_TEXT = 300  # characters of an error that other ranks are told
 Note = dict[str, Any]
 
 
@@ -47,29 +47,20 @@ def agreed(wires: Wires, what: str, content: str) -> Iterator[None]:
         yield
     except Exception as error:
         with suppress(LostRank):  # the error here is the cause, even if others are lost too
-            _all_say(wires, mark, type(error).__name__, one_line(error))
+            wires.told([mark, type(error).__name__, one_line(error)[:MOST_TEXT]])
         raise
-    notes = _all_say(wires, mark, "", "")
-    for rank, note in enumerate(notes):
-        if note["error"] == "BadInput":
-            named = note["text"].startswith(f"rank {rank}")
-            raise BadInput(note["text"] if named else f"rank {rank}: {note['text']}")
-        if note["error"]:
-            raise RunFailed(f"rank {rank}, building: {note['text']}")
-    marks = [note["mark"] for note in notes]
+    notes = wires.told([mark, "", ""])
+    for rank, (_, kind, text) in enumerate(notes):
+        if kind == "BadInput":
+            raise BadInput(text if text.startswith(f"rank {rank}") else f"rank {rank}: {text}")
+        if kind:
+            raise RunFailed(f"rank {rank}, building: {text}")
+    marks = [mark for mark, *_ in notes]
     common = Counter(marks).most_common(1)[0][0]
     others = [rank for rank, other in enumerate(marks) if other != common]
     if others:
         names, first = ", ".join(map(str, others)), marks.index(common)
         raise BadInput(f"rank {names} has another {what} than rank {first} (digests {marks[others[0]]} and {common})")
-
-
-def _all_say(wires: Wires, mark: str, error: str, text: str) -> list[Note]:
-    body = json.dumps({"mark": mark, "error": error, "text": text[:300]}).encode()
-    row = torch.frombuffer(bytearray(body.ljust(SAID_BYTES)), dtype=torch.uint8)
-    work, everything = wires.gather(row)
-    wires.wait(work)
-    return [json.loads(row.numpy().tobytes()) for row in everything]
 
 
 class Peers:
@@ -234,9 +225,7 @@ def _offset(wires: Wires, rounds: int = 20) -> int:
 
 def clock_lead(wires: Wires) -> int:
     """ns by which this rank's monotonic clock is ahead of rank 0's. Every rank calls this. Raises LostRank."""
-    work, marks = wires.gather(torch.tensor([digest(_machine())]))
-    wires.wait(work)
-    return 0 if marks.min() == marks.max() else _offset(wires)
+    return 0 if len(set(wires.told(_machine()))) == 1 else _offset(wires)
 
 
 def _machine() -> str:
@@ -250,24 +239,17 @@ def _machine() -> str:
 
 def shared_cells(wires: Wires, shape: tuple[int, ...], what: str) -> Cells:
     """An array of zeros in memory that all ranks share; all of them call this. Rank 0 makes a file for it and deletes its
-    name once all have mapped it. Raises BadInput naming `what` where a rank is on another machine."""
-    others = range(1, wires.size) if wires.rank == 0 else ()
+    name once all have mapped it. Raises BadInput naming `what`, on all ranks, where one is on another machine."""
     with nullcontext() if wires.rank else temporary_folder("cells") as folder:
-        if folder is None:
-            path = receive_bytes(wires, 0).decode()
-        else:
+        path, cells = "", None
+        if folder is not None:
             path = str(folder / "cells")
             Path(path).write_bytes(bytes(int(np.prod(shape)) * 8))
-        try:
-            for other in others:
-                send_bytes(wires, path.encode(), other)
-            cells: Cells = np.memmap(path, np.int64, "r+", shape=shape)
-            if wires.rank:
-                send_bytes(wires, b"", 0)
-            for other in others:
-                receive_bytes(wires, other)
-        except OSError:
-            raise BadInput(f"{what}: all ranks must be on one machine") from None
+        path = wires.told(path)[0]
+        with suppress(OSError):
+            cells = np.memmap(path, np.int64, "r+", shape=shape)
+        if not all(wires.told(cells is not None)) or cells is None:
+            raise BadInput(f"{what}: all ranks must be on one machine")
     return cells
 
 

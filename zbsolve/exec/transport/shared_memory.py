@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import json
 import mmap
 import os
 import secrets
@@ -26,6 +25,7 @@ from datetime import timedelta
 from io import FileIO
 from select import POLLIN, poll
 from struct import Struct
+from typing import Any
 
 from torch import Tensor
 
@@ -81,7 +81,7 @@ class _Mapped:
 
 
 class ShmSender:
-    """The sending end, for at most `messages` in a step. offer: what the receiver needs to open it. Raises OSError."""
+    """The sending end, for at most `messages` in a step. offer: plain values that the receiver opens. Raises OSError."""
 
     def __init__(self, messages: int) -> None:
         memory = FileIO(os.memfd_create(f"zbsolve-{secrets.token_hex(8)}"), "r+")
@@ -97,7 +97,7 @@ class ShmSender:
         except OSError:
             self.close()
             raise
-        self.offer = json.dumps([os.getpid(), theirs]).encode()
+        self.offer = os.getpid(), theirs
         for file in (self._slots, self._freed):
             os.set_blocking(file.fileno(), False)
 
@@ -168,8 +168,8 @@ class ShmReceiver:
     """The receiving end of what another rank offers. timeout: for waits without one of their own. Raises OSError where
     the offer cannot be opened from here."""
 
-    def __init__(self, offer: bytes, timeout: timedelta) -> None:
-        process, theirs = json.loads(offer)
+    def __init__(self, offer: Any, timeout: timedelta) -> None:
+        process, theirs = offer
         self.timeout = timeout
         self._files: list[FileIO] = []
         try:
@@ -188,10 +188,10 @@ class ShmReceiver:
         self._emptied, self._unreported, self._ended = b"", 0, False
 
     @classmethod
-    def of(cls, offer: bytes, timeout: timedelta) -> ShmReceiver | None:
-        """A receiver; None where there is no offer, or it cannot be opened from here."""
+    def of(cls, offer: Any, timeout: timedelta) -> ShmReceiver | None:
+        """A receiver; None where the offer cannot be opened from here."""
         with suppress(OSError):
-            return cls(offer, timeout) if offer else None
+            return cls(offer, timeout)
         return None
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> ReceiveWork:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +26,6 @@ CPU = torch.device("cpu")
 # Message tags; from STEP on, one for each route of microbatches. NCCL has no tags, but carries DATA alone.
 DATA, FORMATS, BYTES, STOPPED, TOTAL, STEP = 0, 1, 2, 3, 4, 5
 BROKE = "the connection broke"
-TAKEN = b"taken"
 ABORT_SECONDS = 10.0  # to wait for communicators to abort
 SHORTEST, LONGEST = 1e-5, 1e-3  # seconds between two polls: at first, and in the end
 
@@ -76,45 +76,47 @@ class Wires:
         ranks call this with the same edges, and make their pairs in the same order.
         """
         if self.device.type == "cpu":
-            ends = {pair: self._local(*pair, edges[pair]) for pair in sorted(edges)}
-        else:
-            token = self.token()
-            ends = {pair: self._connected(*pair, token) for pair in sorted(edges) if self.rank in pair}
-        return replace(self, pairs={pair: end for pair, end in ends.items() if end is not None})
+            return replace(self, pairs=self._local(edges))
+        token = self.token()
+        return replace(self, pairs={pair: self._connected(*pair, token) for pair in sorted(edges) if self.rank in pair})
 
     def token(self) -> str:
         """A unique name, the same on all ranks. All of them call this. Raises LostRank."""
-        row = torch.frombuffer(bytearray(uuid4().bytes), dtype=torch.uint8)
-        self.wait(self.control.broadcast(row, 0))
-        return row.numpy().tobytes().hex()
+        return str(self.told(uuid4().hex)[0])
 
     def _connected(self, source: int, destination: int, token: str) -> Any:
         """This rank's end of an NCCL communicator; a first message has gone through it. Raises LostRank."""
         other = destination if self.rank == source else source
         place = int(self.rank > other), 2
-        pair = own_backend("nccl", f"zbsolve/{token}/{source}-{destination}", place, backend_timeout(self.control))
+        pair = own_backend("nccl", f"zbsolve/{token}/{source}-{destination}", place, self.timeout)
         try:
             row = torch.zeros(1, device=self.device)
             send = self.rank == source
             (pair.send if send else pair.recv)([row], 1 - place[0], DATA).wait()
-            passed(self.device, backend_timeout(self.control))
+            passed(self.device, self.timeout)
         except Exception as error:
             abort([pair])
             raise LostRank(f"connecting to rank {other}: {reason(error)}", other) from None
         return pair
 
-    def _local(self, source: int, destination: int, messages: int) -> ShmSender | ShmReceiver | None:
-        """This rank's end of memory that two ranks share; None on both where they cannot share any."""
-        if self.rank == source:
-            sender = ShmSender.opened(messages)
-            send_bytes(self, b"" if sender is None else sender.offer, destination)
-            taken = receive_bytes(self, destination) == TAKEN
-            return None if sender is None else sender.agreed(taken)
-        if self.rank == destination:
-            receiver = ShmReceiver.of(receive_bytes(self, source), backend_timeout(self.control))  # the timeout of gloo
-            send_bytes(self, b"" if receiver is None else TAKEN, source)
-            return receiver
-        return None
+    def _local(self, edges: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], ShmSender | ShmReceiver]:
+        """This rank's ends of the memory that pairs of ranks share; of pairs that cannot share any, neither has one."""
+        opened = {b: ShmSender.opened(count) for (a, b), count in edges.items() if a == self.rank}
+        offers = self.told([(b, sender.offer) for b, sender in opened.items() if sender is not None])
+        own = ((a, offer) for a, of_rank in enumerate(offers) for b, offer in of_rank if b == self.rank)
+        made = {a: ShmReceiver.of(offer, self.timeout) for a, offer in own}
+        receivers = {a: receiver for a, receiver in made.items() if receiver is not None}
+        taken = self.told(list(receivers))
+        senders = {b: sender.agreed(self.rank in taken[b]) for b, sender in opened.items() if sender is not None}
+        return {
+            **{(a, self.rank): receiver for a, receiver in receivers.items()},
+            **{(self.rank, b): sender for b, sender in senders.items() if sender is not None},
+        }
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long the process group waits."""
+        return backend_timeout(self.control)
 
     def wait(self, work: Any, peer: int | None = None, timeout: timedelta | None = None) -> None:
         """Wait for a work handle (None: done already) that depends on `peer` (None: on all ranks). Without a timeout this
@@ -124,10 +126,21 @@ class Wires:
                 _ = work.wait() if timeout is None else work.wait(timeout)
 
     def gather(self, row: Tensor) -> tuple[Any, Tensor]:
-        """Start to gather a row of numbers from each rank. Returns the work handle and the rows, filled when it is done:
-        shape (ranks, numbers). All ranks call this."""
+        """Start to gather a row of numbers from each rank. Returns the work handle (None: done) and the rows, filled when it
+        is done: shape (ranks, numbers). All ranks call this."""
+        if self.size == 1:
+            return None, row[None]
         everything = row.new_empty((self.size, len(row)))
         return self.control.allgather([list(everything.unbind())], [row]), everything
+
+    def told(self, value: Any) -> list[Any]:
+        """The plain values (see `json`) of all ranks. All of them call this, and wait for all. Raises LostRank."""
+        body = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        work, sizes = self.gather(torch.tensor([len(body)]))
+        self.wait(work)
+        work, rows = self.gather(torch.cat([body, body.new_zeros(int(sizes.max()) - len(body))]))
+        self.wait(work)
+        return [json.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes.ravel().tolist(), strict=True)]
 
     def send(self, tensor: Tensor, destination: int, tag: int = DATA) -> Any:
         """Start to send. Returns the work handle (None: it has left)."""
@@ -297,20 +310,3 @@ def reason(error: BaseException) -> str:
 def broken(text: str) -> bool:
     """Does this error message of gloo say that a connection ended?"""
     return re.search(r"[Cc]onnection (closed|reset) by peer|Broken pipe|pair closure|Socket closed", text) is not None
-
-
-def send_bytes(wires: Wires, body: bytes, destination: int) -> None:
-    """Send a length, then the bytes. Raises LostRank."""
-    wires.wait(wires.send(torch.tensor([len(body)]), destination, BYTES), destination)
-    if body:
-        wires.wait(wires.send(torch.frombuffer(bytearray(body), dtype=torch.uint8), destination, BYTES), destination)
-
-
-def receive_bytes(wires: Wires, source: int) -> bytes:
-    """Receive what `send_bytes` sent. Raises LostRank."""
-    length = torch.zeros(1, dtype=torch.int64)
-    wires.wait(wires.receive(length, source, BYTES), source)
-    buffer = torch.empty(int(length), dtype=torch.uint8)
-    if len(buffer):
-        wires.wait(wires.receive(buffer, source, BYTES), source)
-    return buffer.numpy().tobytes()

@@ -18,7 +18,6 @@ from ...problem import Problem
 from ...util.errors import BadInput
 from ..backward.deferral import accumulate
 from ..base.values import Layout, full
-from ..check import Value
 from ..connecting import Given, Own, Whole
 from .loss import embedding_of, recognised
 from .shard import OutputShard, readable, shard_rows
@@ -316,12 +315,11 @@ class WholeVocabulary(Whole):
             raise BadInput(f"{name}, which is sharded, has another shape: {tuple(part.shape)}")
         return Layout(self._mesh, (Rows(0),), self.shard.shapes[own]).whole(part.detach())
 
-    def values(self, what: Callable[[nn.Parameter], Tensor | None]) -> dict[Place, Value]:
-        compared: dict[Place, Value] = {}
+    def values(self, what: Callable[[nn.Parameter], Tensor | None]) -> dict[Place, Tensor | None]:
+        compared: dict[Place, Tensor | None] = {}
         for own, places in self.shard.places.items():
             name, *_ = self.keys[f"{NAME}.{own}"]
             if (p := self.shard.module.get_parameter(own)).requires_grad:
                 part = what(p)
-                whole = None if part is None else full(self.spread(name, part))
-                compared |= dict.fromkeys(places, Value(whole, p.dtype))
+                compared |= dict.fromkeys(places, None if part is None else full(self.spread(name, part)))
         return compared

@@ -11,7 +11,7 @@ other for ever (NCCL's user guide, "Using multiple NCCL communicators concurrent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -171,9 +171,6 @@ class VocabularyShard(Part):
     def begin(self, data: Any) -> None:
         self.side.begin_step(self.marks)
 
-    def no_activations(self) -> Iterable[Tensor | None]:
-        return (p.grad for _, p in self._named_parameters())
-
     def own_parameters(self) -> dict[int, list[tuple[str, nn.Parameter]]]:
         """Shards are numbered after the model's stages, one for each rank."""
         return {self.homes.stages + self.homes.rank: self._named_parameters()}
@@ -302,30 +299,27 @@ class VocabularyShard(Part):
         return self._kept.pop(microbatch), self._merged.pop(microbatch)
 
 
-def _handler(method: Callable[[VocabularyShard, RankState, Action], None], *before: str, **more: Any) -> Handler:
-    """A handler that calls the part's method. It checks that a pass comes after those of kinds `before` of its shard, on its
-    rank, and that the step has no updates of weights."""
+def _check(graph: Graph, rows: Ints) -> None:
+    if graph.problem.round:
+        raise BadInput(f"pass {graph.one(rows[0]).name}: run does not know updates in a step whose vocabulary is sharded")
+
+
+def _handler(method: Callable[[VocabularyShard, RankState, Action], None], *orders: str, **more: Any) -> Handler:
+    """A handler that calls the part's method."""
 
     def run(state: RankState, action: Action, given: Any) -> None:
         method(state.part(VocabularyShard), state, action)
 
-    def check(graph: Graph, rows: Ints) -> None:
-        for row, here in graph.each(rows):
-            if graph.problem.round:
-                raise BadInput(f"pass {here.name}: run does not know updates in a step whose vocabulary is sharded")
-            for kind in before:
-                graph.check_order(here, graph.need(kind, here), row, alone=True)
-
-    return Handler(run, check, in_parts=True, **more)
+    return Handler(run, _check, orders=orders, alone=True, in_parts=True, **more)
 
 
 _SIDE = side_work_of(VocabularyShard)
 HANDLERS = {
     "VB": _handler(VocabularyShard.broadcast, reads="targets", **_SIDE),
-    "S": _handler(VocabularyShard.scores, "VB", reads="targets", makes="its scores"),
-    "VR": _handler(VocabularyShard.merge, "S", **_SIDE),
-    "T": _handler(VocabularyShard.weights, "S", "VR", "VB", adds_gradients=True),
-    "VG": _handler(VocabularyShard.input_gradient, "T", **_SIDE),
+    "S": _handler(VocabularyShard.scores, "VB S", reads="targets", makes="its scores"),
+    "VR": _handler(VocabularyShard.merge, "S VR", **_SIDE),
+    "T": _handler(VocabularyShard.weights, "S T", "VR T", "VB T", adds_gradients=True),
+    "VG": _handler(VocabularyShard.input_gradient, "T VG", **_SIDE),
     "VE": _handler(VocabularyShard.look_up, reads="inputs", **_SIDE),
     "VS": _handler(VocabularyShard.scatter, reads="inputs", **_SIDE),
 }
