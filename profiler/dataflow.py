@@ -324,7 +324,7 @@ def _forward(model: Model, i: int, layer: nn.Module, x: Any) -> tuple[Any, dict[
     roots, back = trained((y, extra.total)), list[Tensor | None]()
     if roots and wanted:
         with naming(f"{head}: its backward fails"):
-            back = list(torch.autograd.grad([root.sum() for root in roots], wanted, allow_unused=True))
+            back = list(torch.autograd.grad([root.abs().sum() for root in roots], wanted, allow_unused=True))
     if entering and all(gradient is None for gradient in back[: len(entering)]):
         raise BadInput(f"{head} lets no gradient back to the layers before it")
     return detached(y), {name: bytes_of(tensors) for name, tensors in kept.items()}

@@ -264,9 +264,29 @@ class HooksInput(nn.Module):
         return x.sin()
 
 
+class Repacks(nn.Linear):
+    """It sets its weight anew, as quantised layers of bitsandbytes do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = self.packed[0]
+        return super().forward(x)
+
+    packed = [torch.ones(WIDTH, WIDTH)]
+
+
+def test_graphs_follow_adapters_that_are_merged() -> None:
+    layer, x = nn.Dropout(0.0), hidden()
+    layer.merged_adapters, layer.forward = [], lambda x: 2 * x if layer.merged_adapters else x.sin()  # type: ignore
+    stage = Stage([layer], 1, parts=parts_by_name("graph")([layer], 1, None))
+    assert torch.equal(stage.forward(0, x, None, split=True), x.sin())
+    layer.merged_adapters.append("default")
+    assert torch.equal(stage.forward(1, x, None, split=True), 2 * x)
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
+        (lambda: Repacks(WIDTH, WIDTH), "Repacks cannot be traced: "),
         (Sparse, "the graph makes a sparse gradient or output"),
         (HooksInput, "HooksInput puts hooks on its input, which graphs do not run"),
         (lambda: torch.jit.script(nn.Tanh()), "RecursiveScriptModule is a script, which no graph goes through"),
@@ -281,3 +301,4 @@ def test_what_a_graph_would_do_wrong_is_refused(make: Callable[[], nn.Module], w
     stage = Stage([layer], 1, parts=parts_by_name("graph")([layer], 1, None))
     with pytest.raises(Untraceable, match=f"split graph: layer 1: {why}.*(split auto falls back)"):
         stage.forward(0, hidden().requires_grad_(make is not InPlace), None, split=True)
+    assert torch.is_grad_enabled()

@@ -184,7 +184,7 @@ def test_gradients_beside_other_pipelines() -> None:
     assert too_far(ranks, 1e-12) == {}
 
 
-@pytest.mark.parametrize("model", ["encoder_decoder", "u_net", "two_towers", "two_heads"])
+@pytest.mark.parametrize("model", ["encoder_decoder", "u_net", "two_towers", "two_heads", "spectra"])
 @pytest.mark.parametrize("seed", range(8))
 def test_gradients_on_any_placement_in_any_order(model: str, seed: int) -> None:
     places = [(0, 1), (0, 1, 2, 3), (0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 2, 1, 0), ((0, 1, 2), (2, 1, 0)), (0, 0, 1, 0)]
@@ -250,11 +250,11 @@ def test_a_profile_knows_them() -> None:
 
 @pytest.mark.parametrize("again", [(), "all"])
 @pytest.mark.parametrize(
-    ("model", "more"), [("u_net", 0), ("two_towers", 0), ("encoder_decoder", WORDS), ("two_heads", 768)]
+    ("model", "more"), [("u_net", 0), ("two_towers", 0), ("encoder_decoder", WORDS), ("two_heads", 768), ("spectra", 2304)]
 )
 def test_bytes_inside_a_stage_are_predicted(model: str, more: int, again: Any) -> None:
-    """But for losses of 4 bytes. `more` is counted and not there: words of the batch that an embedding takes behind the
-    first layer; what goes along the row as well."""
+    """But for losses of 4 bytes. `more` is counted and not there: what takers do not keep, what goes along the row as well,
+    and words of the batch that an embedding takes behind the first layer."""
     spec = f"tests.support.side_models:{model}"
     problem = Step(1, 1, fused=True, recompute=again).problem(estimate(spec, "h100"))
     own = load(spec, 0)

@@ -27,7 +27,7 @@ from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.blocks import BatchedLinear
 from zbsolve.models.by_name import load
-from zbsolve.models.model import Model, ties
+from zbsolve.models.model import Model, in_eval_mode, ties
 from zbsolve.models.presets import PRESETS
 from zbsolve.models.published_models import PUBLISHED
 from zbsolve.systems import preset
@@ -528,6 +528,10 @@ def test_a_model_stays_in_its_mode_and_runs_all_layers() -> None:
         modes = [part.training for part in whole.modules()]
         assert layers_of(whole, ids)[1].training
         assert [part.training for part in whole.modules()] == modes
+    quantised = nn.Linear(2, 2, bias=False).requires_grad_(False)
+    quantised.weight.data = quantised.weight.to(torch.uint8)
+    with in_eval_mode(part := nn.Sequential(quantised, nn.Dropout())):
+        assert [each.training for each in part.modules()] == [False, True, False]
     skips = transformers.OPTConfig(vocab_size=50, hidden_size=32, ffn_dim=48, num_attention_heads=4, layerdrop=0.1)
     with pytest.raises(BadInput, match="layers_of: OPTForCausalLM: hf: layerdrop leaves layers out at random: set it to 0"):
         layers_of(transformers.AutoModelForCausalLM.from_config(skips), ids)

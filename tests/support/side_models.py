@@ -263,3 +263,33 @@ def two_heads() -> Any:
     layers = [nn.Embedding(WORDS, WIDTH), EncoderBlock(), EncoderBlock(), Hidden(), HeadBeside(), HeadBeside(), MainHead()]
     words = torch.randint(WORDS, (ROWS, LONG))
     return layers, (words, words.roll(-1, 1)), CrossEntropy()
+
+
+class Spectrum(nn.Module):
+    """Gives complex numbers; in a microbatch without them, None."""
+
+    gives = "spectrum"
+
+    def forward(self, given: Any) -> tuple[Tensor, Tensor | None]:
+        x, there = given
+        return x, torch.fft.rfft(x * x) if there else None
+
+
+class Filtered(Middle):
+    takes = "spectrum"
+
+    def forward(self, x: Tensor, spectrum: Tensor | None) -> Tensor:  # type: ignore[override]
+        return super().forward(x if spectrum is None else x + torch.fft.irfft(spectrum))
+
+
+class Front(Middle):
+    def forward(self, given: Any) -> Any:  # type: ignore[override]
+        return super().forward(given[0]), given[1]
+
+
+def spectra() -> Any:
+    """7 layers; every other microbatch lacks the spectrum, of 9 complex numbers a row."""
+    torch.manual_seed(0)
+    x = torch.randn(4, ROWS, WIDTH, 16)
+    layers = [Front(), Spectrum(), Filtered(), Middle(), Filtered(), Middle(), Middle()]
+    return layers, lambda number, step: ([x[number % 4], number % 2 == 0], x[number % 4].roll(1, 0)), nn.functional.mse_loss

@@ -24,7 +24,7 @@ from .backward.passes import HANDLERS as PLAIN
 from .backward.passes import has_backward
 from .base.part import Part, RankState, Run
 from .base.program import Action, Message, Program
-from .base.values import constant, trained
+from .base.values import constant, tensors_of, trained
 from .connecting import Connecting
 from .transport.peers import together
 
@@ -215,16 +215,16 @@ class SideInputs(Part):
         return {"activation": forward, "gradient": backward}.get(PLAIN[kind].takes, run) if kind in PLAIN else run
 
     def _check_gradient(self, message: Message, action: Action) -> None:
-        """Raise BadInput unless the schedule has a message for a gradient exactly where the model needs one."""
+        """Raise BadInput unless the schedule has a message for a gradient exactly where the model needs one. It is empty in
+        a microbatch that lacks the value (None, or empty)."""
         names = self.between.carried(message)
-        needed = any(trained(self.here.values[name, message.part]) for name in names)
+        values = [self.here.values[name, message.part] for name in names]
         comes = (message.boundary, message.beside, message.destination) in self._back
-        if has_backward(action) and needed != comes:
+        lacks = any(not sum(one.numel() for one in tensors_of(value)) for value in values)
+        if has_backward(action) and (needed := bool(trained(values))) != comes and not (comes and lacks):
             has, needs = ("no", "one") if needed else ("a", "none")
-            raise BadInput(
-                f"side inputs: the schedule has {has} gradient of '{names[0]}' from rank {message.destination}, and the "
-                f"model needs {needs}: profile it as it is trained now, and solve again"
-            )
+            there = f"{has} gradient of '{names[0]}' from rank {message.destination}, and the model needs {needs}"
+            raise BadInput(f"side inputs: the schedule has {there}: profile it as it is trained now, and solve again")
 
     def _used(self, name: str, microbatch: int) -> None:
         """Count one use of a value; after the last one it is freed."""

@@ -30,7 +30,7 @@ def layers_of(model: Any, tokens: Any) -> nn.Sequential:
 
     model: causal, or an encoder-decoder; or what peft made of an nn.Sequential, which is returned.
     tokens: (batch, length) of a microbatch; of an encoder-decoder (the encoder's, the decoder's). Later ones may have more
-        rows, and fewer tokens where the model is causal.
+        rows (but for BLOOM), and fewer tokens where the model is causal.
 
     Raises BadInput for a model that does more than its layers.
     """

@@ -211,7 +211,7 @@ def checked(value: Any, layer: int) -> None:
         if not isinstance(leaf, (Tensor, *CONSTANTS)):
             kind = type(leaf).__name__
             raise BadInput(f"the output of layer {layer} has a {kind}: what can be handed on are tensors and plain values")
-    if not tensors_of(value):
+    if not tensors_of(value) and not hasattr(value, "sides"):  # a microbatch may lack all that a tower gives
         raise BadInput(f"the output of layer {layer} has no tensor")
 
 

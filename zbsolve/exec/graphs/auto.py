@@ -27,7 +27,7 @@ from ..choices import COSTS, SPLITS, Row, merged
 from ..memory import LiveBytes
 from .graph_split import Graphs, Saved, Zeros, graphs_of
 from .joint import Untraceable
-from .sharing import SharedGraphs, inputs_key, shared_key
+from .sharing import SharedGraphs, inputs_key, mode_of, shared_key
 
 MAKES: dict[str, Callable[[nn.Module, Any], Graphs]] = {
     "graph": graphs_of,
@@ -223,13 +223,11 @@ class ByShape(Split):
         self._found: dict[Any, Split] = {}
 
     def forward(self, x: Any, target: Any, *, split: bool, seed: int) -> tuple[Any, tuple[Split, Any]]:
-        state = tuple([module.training for module in self._modules]), tuple([p.requires_grad for p in self._parameters])
-        key = state, inputs_key(x)
-        part = self._found.get(key)
-        if part is None:
-            part, decision = self.choose(self.layer, self.number, x, seed)
-            self._found[key] = part
+        key = mode_of(self._modules), tuple([p.requires_grad for p in self._parameters]), inputs_key(x)
+        if key not in self._found:
+            self._found[key], decision = self.choose(self.layer, self.number, x, seed)
             self.decisions.append(decision)
+        part = self._found[key]
         y, kept = part.forward(x, target, split=split, seed=seed)
         return y, (part, kept)
 

@@ -136,7 +136,7 @@ def _traced(block: _Whole, inputs: Sequence[Any], trained: Collection[int], deco
     given = tuple(inputs)
     name = type(block.block).__name__
     try:
-        with ExitStack() as stack:
+        with torch.set_grad_enabled(torch.is_grad_enabled()), ExitStack() as stack:  # failed traces may leave it off
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 captured = private.capture_block(stack, block, given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import cache, partial
 from operator import itemgetter
@@ -51,11 +51,9 @@ class SharedGraphs:
     def split(self, layer: nn.Module, number: int, x: Any, seed: int) -> GraphSplit:
         """Layer `number`, split by its graphs for inputs like `x`. New graphs are compared with eager mode. Raises
         Untraceable."""
-        layer = private.unwrapped(layer)
-        wanted = shared_key(layer, x)
-        known = self._found.get(wanted)
-        if known is not None:
-            return GraphSplit(layer, number, known)
+        wanted = shared_key(layer := private.unwrapped(layer), x)
+        if wanted in self._found:
+            return GraphSplit(layer, number, self._found[wanted])
         if any(isinstance(part, torch.jit.ScriptModule) for part in layer.modules()):
             raise Untraceable(f"{own_type(layer).__name__} is a script, which no graph goes through")
         with undisturbed(layer):
@@ -69,8 +67,13 @@ def shared_key(layer: nn.Module, x: Any) -> Any:
     """A key that is equal for layers that may share graphs for inputs like `x`."""
     key = block_key(unsharded_view(layer))
     if key is None:  # a layer shares with itself alone, in the same mode and with the same parameters trained
-        key = id(layer), *(m.training for m in layer.modules()), *(p.requires_grad for p in layer.parameters())
+        key = id(layer), mode_of(layer.modules()), *(p.requires_grad for p in layer.parameters())
     return key, inputs_key(x)
+
+
+def mode_of(modules: Iterable[nn.Module]) -> tuple[Any, ...]:
+    """Of each module: is it in training mode, and are adapters of peft merged into its weights?"""
+    return tuple([(module.training, bool(vars(module).get("merged_adapters"))) for module in modules])
 
 
 def check_forward(layer: nn.Module, number: int, part: Split, x: Any, seed: int) -> None:
@@ -103,8 +106,7 @@ def _alike(a: Any, b: Any) -> bool:
         return type(a) is type(b) and bool(a == b)
     if a.shape != b.shape or a.dtype != b.dtype or is_dtensor(a) != is_dtensor(b):
         return False
-    if is_dtensor(a):
-        a, b = local(a), local(b)
+    a, b = local(a), local(b)
     if not (b.is_floating_point() or b.is_complex()):
         return torch.equal(a, b)
     if not b.numel():
