@@ -29,9 +29,9 @@ from zbsolve.exec import CrossEntropy, Pipeline
 from zbsolve.exec.emulate import Times
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.presets import Block, Embed, Head
+from zbsolve.schedule.timeline import Floats
 from zbsolve.search.idle_room import place_work
 from zbsolve.systems.torch_gathers import torch_window
-from zbsolve.timeline import Floats
 from zbsolve.util.text import aligned, in_one_unit
 
 from .harness import Results, rows_of, table

@@ -22,7 +22,7 @@ from zbsolve.exec.run.host import keep_freed_memory
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.transport.wires import CPU, Wires
 from zbsolve.models.presets import Block
-from zbsolve.placement import parse
+from zbsolve.problem.placement import parse
 from zbsolve.systems import preset
 
 from .harness import Results, listed, rows_of, table

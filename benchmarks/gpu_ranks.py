@@ -128,9 +128,8 @@ def run_case(case: Case, rank: int, ranks: int, device: torch.device) -> dict[st
         feed = [{m: part[m] for m in range(microbatches)} for part in (x, y)]
         began = time.perf_counter()
         result = pipe.step(*feed)
-        loss = result.loss
         wall.append(time.perf_counter() - began)
-        losses.append(loss)
+        losses.append(loss := result.loss)
         key = step if case.kind == "dropout" else step % 2
         if key not in right:
             for p in names.values():

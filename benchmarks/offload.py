@@ -9,7 +9,7 @@ from typing import Any
 
 from zbsolve import Problem, Schedule, pipeline, preset, verify
 from zbsolve.build import Host, with_offload
-from zbsolve.placement import parse
+from zbsolve.problem.placement import parse
 from zbsolve.search.solver import compiled
 from zbsolve.systems.table import system
 from zbsolve.util.text import aligned

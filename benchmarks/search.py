@@ -22,7 +22,7 @@ from zbsolve.greedy.lists.list_scheduler import list_schedule
 from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.milp import solve_milp
-from zbsolve.placement import parse
+from zbsolve.problem.placement import parse
 from zbsolve.search.certify import work_bound
 from zbsolve.search.solver import compiled, ready, search
 from zbsolve.search.sources import AHEAD, FIRST, LAST, TURNS

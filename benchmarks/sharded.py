@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from zbsolve import Infeasible, Problem, Profile, Schedule, Step, preset, solve, verify
 from zbsolve.features.sharded_vocabulary import VOCABULARIES
-from zbsolve.layer import Link
+from zbsolve.partition.layer import Link
 from zbsolve.schedule import relative_gap
 from zbsolve.search.solver import compiled
 from zbsolve.systems.problems import usual_schedule

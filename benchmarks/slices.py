@@ -22,7 +22,7 @@ from tests.support.slice_problems import paper_order
 from zbsolve import Infeasible, NotFound, Problem, Profile, Schedule, Step, preset, solve, verify
 from zbsolve.features.attention_exchange import exchange_costs
 from zbsolve.features.cuts import said_of
-from zbsolve.layer import Layer
+from zbsolve.partition.layer import Layer
 from zbsolve.search.solver import compiled
 from zbsolve.systems import PRESETS, step_for, system
 from zbsolve.util.text import aligned

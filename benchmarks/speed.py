@@ -24,7 +24,7 @@ from .harness import ROOT, Results, Served, in_turn, rows_of, table, timed
 
 def step(ranks: int, microbatches: int, placement: str, more: int = 0) -> Problem:
     """A step with memory, whose stages differ by up to `more` µs."""
-    from zbsolve.placement import parse
+    from zbsolve.problem.placement import parse
 
     spot = parse(placement, ranks)
     times = ([us + i * more % 3 for i in range(len(spot))] for us in (300, 320, 210))

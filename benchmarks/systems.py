@@ -12,11 +12,11 @@ from typing import Any
 from profiler import estimate
 from zbsolve import Infeasible, Problem, Profile, Schedule, place_work, solve, verify
 from zbsolve.build import Work
-from zbsolve.placement import parse_routes
+from zbsolve.problem.placement import parse_routes
+from zbsolve.profile.step import Step
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.least_peak import LeastPeak
 from zbsolve.search.solver import compiled
-from zbsolve.step import Step
 from zbsolve.systems import System, preset
 from zbsolve.systems.problems import problem_for
 from zbsolve.systems.table import SYSTEMS

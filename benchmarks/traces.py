@@ -28,7 +28,7 @@ from zbsolve.exec import split_stage
 from zbsolve.exec.base.torch_private import load_order, pipeline_runtime
 from zbsolve.interchange import export
 from zbsolve.interchange.traces.reading import read_trace
-from zbsolve.placement import loop, vee
+from zbsolve.problem.placement import loop, vee
 from zbsolve.profile.lengths import lengths_of, stalls_of
 from zbsolve.search.solver import compiled
 from zbsolve.search.today import UNITS, even_stages, today_of

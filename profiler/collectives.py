@@ -20,7 +20,7 @@ import torch.distributed as dist
 from msgspec.structs import asdict
 
 from zbsolve.exec.transport.wires import all_of
-from zbsolve.layer import Link
+from zbsolve.partition.layer import Link
 from zbsolve.profile.profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, CollectiveRow
 
 from .stage_rounds import PassTimer

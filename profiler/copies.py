@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from zbsolve.layer import HostLink
-from zbsolve.problem_form import MAX_FACTOR
-from zbsolve.tables import Slowdown
+from zbsolve.partition.layer import HostLink
+from zbsolve.problem.form import MAX_FACTOR
+from zbsolve.problem.tables import Slowdown
 from zbsolve.util.statistics import median_error
 
 from .links import fit

@@ -28,11 +28,11 @@ from zbsolve.exec.base.values import CONSTANTS, bytes_of, checked, constant, det
 from zbsolve.exec.graphs.sharing import Keys, tensor_key
 from zbsolve.exec.transport.format import Format, TensorFormat
 from zbsolve.features.lengths import MICROBATCH, SEQUENCES
-from zbsolve.layer import INPUTS, TARGETS, Given, Layer, Tied, side_values
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import auxiliary_losses, without_metrics
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried, called, names_of, row_of
+from zbsolve.partition.layer import INPUTS, TARGETS, Given, Layer, Tied, side_values
 from zbsolve.planner.profiled_model import TENSOR_RANKS, TOKENS
 from zbsolve.util.errors import BadInput, one_line, prefixed
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from zbsolve.layer import HostLink
+from zbsolve.partition.layer import HostLink
 from zbsolve.util.errors import BadInput
 from zbsolve.util.text import did_you_mean
 

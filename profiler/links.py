@@ -35,7 +35,7 @@ from zbsolve.exec.run.host import device_environment, end_with_parent, local_net
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.transport.peers import clock_lead
 from zbsolve.exec.transport.wires import Wires, passed
-from zbsolve.layer import Link
+from zbsolve.partition.layer import Link
 from zbsolve.util.errors import RunFailed
 from zbsolve.util.files import write_text
 from zbsolve.util.temporary import temporary_folder

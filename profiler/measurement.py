@@ -21,9 +21,9 @@ from zbsolve.exec.run.host import keep_freed_memory
 from zbsolve.exec.run.job import OPTIMIZERS
 from zbsolve.exec.run.torchrun import torchrun_environment
 from zbsolve.features.cuts import Slices
-from zbsolve.layer import Layer, without_backwards
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
+from zbsolve.partition.layer import Layer, without_backwards
 from zbsolve.profile.doubtful import split_doubts
 from zbsolve.profile.profile import FACT, Profile
 from zbsolve.util.errors import BadInput

@@ -18,9 +18,9 @@ from zbsolve.exec.graphs.auto import graph_saved
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.sides import SideValues
 from zbsolve.exec.transport.format import Format
-from zbsolve.layer import INPUTS, TARGETS
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried, row_of
+from zbsolve.partition.layer import INPUTS, TARGETS
 from zbsolve.util.errors import BadInput
 
 from .dataflow import Saving, batch_of

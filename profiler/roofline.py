@@ -19,9 +19,9 @@ from zbsolve.exec.base.torch_private import FAKE_REFUSALS, FakeTensorMode
 from zbsolve.features.cuts import SEQUENCE
 from zbsolve.features.slices import SIZES
 from zbsolve.features.vocabulary import VocabularyCosts
-from zbsolve.layer import Layer, Link, without_backwards
 from zbsolve.models.by_name import sized
 from zbsolve.models.model import Model
+from zbsolve.partition.layer import Layer, Link, without_backwards
 from zbsolve.planner.profiled_model import SEQUENCE_PARALLEL, TENSOR_RANKS
 from zbsolve.profile.profile import Profile
 from zbsolve.util.errors import BadInput, one_line

@@ -22,9 +22,9 @@ from zbsolve.exec.slices.stage import StageSlices
 from zbsolve.exec.slices.store import gradient_bytes
 from zbsolve.features.cuts import SEQUENCE, Slices, said_of
 from zbsolve.features.slices import OF_ATTENTION, slice_times
-from zbsolve.layer import Layer, Line, SliceExtra
 from zbsolve.models.model import Model
 from zbsolve.models.slicing import AttentionRule, running_slice, whole_attention
+from zbsolve.partition.layer import Layer, Line, SliceExtra
 from zbsolve.util.errors import BadInput, is_out_of_memory
 
 from .dataflow import naming, place

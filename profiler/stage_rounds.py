@@ -27,9 +27,9 @@ from zbsolve.exec.run.torchrun import torchrun_environment
 from zbsolve.exec.sides import SideValues
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.wires import reason
-from zbsolve.layer import INPUTS, TARGETS, Tied
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried
+from zbsolve.partition.layer import INPUTS, TARGETS, Tied
 from zbsolve.util.errors import BadInput, RunFailed
 
 from .dataflow import Flow

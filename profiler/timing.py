@@ -17,8 +17,8 @@ from zbsolve.exec.backward.layer_split import seeding
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.torch_private import end_pool
 from zbsolve.exec.graphs.auto import Parts
-from zbsolve.layer import Layer
 from zbsolve.models.model import Model
+from zbsolve.partition.layer import Layer
 from zbsolve.util.errors import BadInput, RunFailed, is_out_of_memory, one_line
 from zbsolve.util.statistics import median_error
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.vocabulary.shard import blocks, pass_s
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
-from zbsolve.layer import Layer
+from zbsolve.partition.layer import Layer
 from zbsolve.util.errors import BadInput, one_line
 
 from .dataflow import batch_of, fake_mode, quiet

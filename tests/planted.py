@@ -72,7 +72,7 @@ ROWS = (
     ),
     Planted(
         "memory: takes at a time are counted before frees",
-        "zbsolve/timeline.py",
+        "zbsolve/schedule/timeline.py",
         "np.where(end == start, turn + 1, 0), turn])",
         "np.where(end == start, turn + 1, turn.max() + 2), turn])",
         "tests/test_model.py",

@@ -12,9 +12,9 @@ import pytest
 from zbsolve import BadInput, Deadlock, Edge, Infeasible, Pass, Problem, Profile, Schedule, pipeline, solve, verify
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.partition.cuts import balanced
-from zbsolve.placement import check, describe, parse
+from zbsolve.problem.placement import check, describe, parse
+from zbsolve.schedule.timeline import Timeline
 from zbsolve.systems import preset
-from zbsolve.timeline import Timeline
 from zbsolve.util.columns import unpacked
 from zbsolve.util.text import parse_bytes
 

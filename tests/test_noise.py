@@ -14,8 +14,8 @@ import pytest
 from zbsolve import BadInput, Deadlock, Problem, Schedule, Timeline, Trace, pipeline, preset, solve, under_noise
 from zbsolve.cli import main
 from zbsolve.interchange.traces.reading import read_trace
-from zbsolve.noise import AIMS, Aim, Noise
-from zbsolve.timeline import Floats
+from zbsolve.profile.noise import AIMS, Aim, Noise
+from zbsolve.schedule.timeline import Floats
 
 from .support.exhaustive import optimum, orders
 from .support.profiles import equal_layers

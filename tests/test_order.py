@@ -11,7 +11,7 @@ import pytest
 
 from zbsolve import BadInput, Pass, Problem, Schedule, pipeline, verify
 from zbsolve.cli import main
-from zbsolve.order import Order, order_from
+from zbsolve.schedule.order import Order, order_from
 from zbsolve.systems import preset
 from zbsolve.util import columns
 

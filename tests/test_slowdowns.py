@@ -32,11 +32,11 @@ from zbsolve.greedy.syncs import with_waits
 from zbsolve.ilp.bounds.bound import ALONE, SLOWED, Bound
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.proof_check import recheck
-from zbsolve.layer import Link
-from zbsolve.noise import Noise
+from zbsolve.partition.layer import Link
+from zbsolve.problem.tables import WHOLE
 from zbsolve.profile import from_trace
+from zbsolve.profile.noise import Noise
 from zbsolve.profile.slow import problem_now
-from zbsolve.tables import WHOLE
 
 from .support.profiles import equal_layers
 from .support.runs import trace_of

@@ -9,7 +9,7 @@ import pytest
 
 from zbsolve import BadInput, Infeasible, Step, frontier
 from zbsolve.partition.file import Partition, parse_partition
-from zbsolve.step import OPEN, STEP_FIELDS
+from zbsolve.profile.step import OPEN, STEP_FIELDS
 from zbsolve.systems.problems import usual_schedule
 
 from .support.profiles import equal_layers, toy_profile
@@ -57,7 +57,7 @@ def test_what_makes_no_sense_is_refused_before_there_is_a_profile(change: dict[s
 
 def test_a_whole_number_may_have_0_as_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [replace(row, default=0) if row.name == "replicas" else row for row in STEP_FIELDS]
-    monkeypatch.setattr("zbsolve.step.STEP_FIELDS", rows)
+    monkeypatch.setattr("zbsolve.profile.step.STEP_FIELDS", rows)
     assert Step(2, 4, replicas=0).replicas == 0
     with pytest.raises(BadInput, match="replicas: at least 1 is needed, got -1"):
         Step(2, 4, replicas=-1)

@@ -15,8 +15,8 @@ from zbsolve import BadInput, Schedule, Timeline, Trace, preset
 from zbsolve.cli import main
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.presets import mlp
+from zbsolve.schedule.trace import Switch
 from zbsolve.show.tracks import schedule_as_trace
-from zbsolve.trace import Switch
 
 from .support.exec_tools import a_problem, random_schedule, run_here
 from .support.runs import one_f_one_b, random_run, run_of, trace_of

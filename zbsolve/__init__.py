@@ -24,21 +24,24 @@ if TYPE_CHECKING:  # for type checkers
     from .ilp.bounds.any_choice import bound_over_choices as bound_over_choices
     from .ilp.bounds.any_choice import bound_over_orders as bound_over_orders
     from .ilp.bounds.any_choice import bound_over_sizes as bound_over_sizes
-    from .layer import HostLink as HostLink
-    from .layer import Layer as Layer
-    from .layer import Link as Link
-    from .noise import Aim as Aim
-    from .noise import Noise as Noise
-    from .noise import under_noise as under_noise
+    from .partition.layer import HostLink as HostLink
+    from .partition.layer import Layer as Layer
+    from .partition.layer import Link as Link
     from .planner.planning import plan as plan
     from .problem import Edge as Edge
     from .problem import Pass as Pass
     from .problem import Problem as Problem
     from .problem import Slowdown as Slowdown
+    from .profile.noise import Aim as Aim
+    from .profile.noise import Noise as Noise
+    from .profile.noise import under_noise as under_noise
     from .profile.profile import Profile as Profile
     from .profile.slow import slow_parts as slow_parts
+    from .profile.step import Step as Step
     from .schedule import Certificate as Certificate
     from .schedule import Schedule as Schedule
+    from .schedule.timeline import Timeline as Timeline
+    from .schedule.trace import Trace as Trace
     from .search.auto import solve_auto as solve_auto
     from .search.idle_room import place_work as place_work
     from .search.idle_room import work_room as work_room
@@ -48,12 +51,9 @@ if TYPE_CHECKING:  # for type checkers
     from .search.task_runner import solvers_on as solvers_on
     from .show.comparison import compare as compare
     from .show.schedule_comparison import compare_schedules as compare_schedules
-    from .step import Step as Step
     from .systems.problems import problem_for as problem_for
     from .systems.table import preset as preset
     from .systems.torch_gathers import torch_window as torch_window
-    from .timeline import Timeline as Timeline
-    from .trace import Trace as Trace
     from .util.errors import BadInput as BadInput
     from .util.errors import Deadlock as Deadlock
     from .util.errors import Infeasible as Infeasible

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .problem import Problem
+from .problem.tables import Ints
 from .schedule import Schedule
-from .tables import Ints
 from .util.columns import looped
 from .util.errors import BadInput
 

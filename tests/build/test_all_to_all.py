@@ -11,8 +11,8 @@ from zbsolve.cli import main
 from zbsolve.exec.lowering import lower
 from zbsolve.greedy.side_stream import without_side_streams
 from zbsolve.interchange.torch_csv import torch_order
-from zbsolve.placement import mirror
 from zbsolve.problem import Problem
+from zbsolve.problem.placement import mirror
 from zbsolve.profile.changes import drift
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.schedule import Schedule

@@ -17,7 +17,7 @@ from zbsolve.build import (
     with_vocabulary,
 )
 from zbsolve.kinds import KINDS
-from zbsolve.tables import CARGO, usual_cargo
+from zbsolve.problem.tables import CARGO, usual_cargo
 
 from ..support.problems import SMALL, random_problem
 

@@ -11,9 +11,9 @@ import pytest
 from zbsolve import BadInput, Layer, Link, Problem, Profile, pipeline, preset, solve, verify
 from zbsolve.build import with_cards, with_exchange, with_links, with_sharding, with_slices, without_links
 from zbsolve.exec.lowering import check_runs
-from zbsolve.handover import most_waiting
 from zbsolve.interchange.torch_csv import torch_order
 from zbsolve.profile.given import given_profile
+from zbsolve.schedule.handover import most_waiting
 from zbsolve.show.tracks import tracks_of
 
 from ..support.exec_tools import random_schedule

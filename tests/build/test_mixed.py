@@ -11,7 +11,7 @@ import pytest
 
 from zbsolve import BadInput, Infeasible, Problem, Profile, pipeline
 from zbsolve.build import mixed, with_offload, with_recompute, with_updates
-from zbsolve.layer import Layer, Link
+from zbsolve.partition.layer import Layer, Link
 from zbsolve.problem import MessageRoom
 
 SHORT: dict[str, Any] = {"F": [10, 12], "B": [11, 13], "W": [8, 9], "held_until_B": [3, 4], "held_until_W": [1, 2]}

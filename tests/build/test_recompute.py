@@ -23,12 +23,12 @@ from zbsolve.exec.run.launch import run_local
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.cp import solve_cp
-from zbsolve.known_steps import step_again
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model, seeded
 from zbsolve.models.presets import mlp
+from zbsolve.profile.known_steps import step_again
 from zbsolve.profile.profile import Layer, Link
-from zbsolve.step import Step
+from zbsolve.profile.step import Step
 from zbsolve.systems.problems import problem_for
 from zbsolve.systems.table import SYSTEMS, System, preset
 

@@ -8,8 +8,8 @@ import pytest
 
 from zbsolve import BadInput, Infeasible, Schedule, pipeline, verify
 from zbsolve.build import with_exchange, with_recompute, with_sharding, with_updates
-from zbsolve.placement import mirror
 from zbsolve.problem import Problem
+from zbsolve.problem.placement import mirror
 
 from ..support.exec_tools import random_schedule
 

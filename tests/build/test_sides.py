@@ -12,12 +12,12 @@ import pytest
 from zbsolve import BadInput, Infeasible, Profile, Schedule, Step, pipeline, preset, solve, verify
 from zbsolve.build import SideInput, Work, with_exchange, with_offload, with_side_inputs, with_work
 from zbsolve.build.sides import rows_begun
-from zbsolve.handover import most_waiting
 from zbsolve.ilp.bounds.closed_forms import all_closed_forms
-from zbsolve.layer import Given, Layer, Link
+from zbsolve.partition.layer import Given, Layer, Link
 from zbsolve.partition.splits import Splits
 from zbsolve.partition.stage_costs import least_step
 from zbsolve.problem import Problem
+from zbsolve.schedule.handover import most_waiting
 
 from ..support.exact import optimum
 from ..support.profiles import equal_layers

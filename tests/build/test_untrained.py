@@ -11,7 +11,7 @@ import pytest
 from zbsolve import BadInput, Profile, Step, pipeline, preset, solve, verify
 from zbsolve.build import with_exchange, with_recompute, without_backward
 from zbsolve.build.untrained import untrained_stages, with_backward
-from zbsolve.layer import Layer, Link
+from zbsolve.partition.layer import Layer, Link
 from zbsolve.partition.stage_costs import least_step
 from zbsolve.systems.table import presets_of
 

@@ -8,8 +8,8 @@ import pytest
 
 from zbsolve import BadInput, Schedule, pipeline, solve, updates, verify
 from zbsolve.problem import Problem
+from zbsolve.problem.tables import Edges
 from zbsolve.systems import preset
-from zbsolve.tables import Edges
 
 from ..support.exhaustive import optimum
 

@@ -11,7 +11,7 @@ import pytest
 
 from zbsolve import HostLink, Profile, Schedule
 from zbsolve.cli import main
-from zbsolve.handover import lacking
+from zbsolve.schedule.handover import lacking
 
 NUMBERS = (
     "numbers --ranks 2 --chunks 2 --F 12ms --B 14ms --W 9ms --activation 0.5GiB/0.5GiB host-bandwidth=50GB/s,48GB/s "

@@ -11,7 +11,7 @@ from zbsolve import BadInput, Infeasible, Profile, pipeline, solve
 from zbsolve.cli import main
 from zbsolve.cli.tools import search_limits
 from zbsolve.exec.run.launch import run_local
-from zbsolve.placement import check, parse_routes
+from zbsolve.problem.placement import check, parse_routes
 
 from ..support.problems import uniform
 from ..support.profiles import toy_profile

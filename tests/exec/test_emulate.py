@@ -22,7 +22,7 @@ from zbsolve.exec.one_device import OneDevice
 from zbsolve.interchange.importing import import_schedule, read_order
 from zbsolve.models.by_name import load
 from zbsolve.models.presets import mlp
-from zbsolve.placement import mirror
+from zbsolve.problem.placement import mirror
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset

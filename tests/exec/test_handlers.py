@@ -19,7 +19,7 @@ from zbsolve.exec.handlers import HANDLERS, PARTS, Handler, Part, RankState
 from zbsolve.exec.lowering import lower
 from zbsolve.kinds import KINDS, kinds_that
 from zbsolve.models.presets import mlp
-from zbsolve.tables import CARGO
+from zbsolve.problem.tables import CARGO
 from zbsolve.util.errors import RunFailed
 
 from ..support.exec_kinds import RAN, TOYS, with_pause, with_stop

@@ -9,8 +9,8 @@ from zbsolve.exec.handlers import HANDLERS
 from zbsolve.exec.layers import layer_counts
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.memory import predicted
-from zbsolve.placement import mirror
-from zbsolve.tables import Edges
+from zbsolve.problem.placement import mirror
+from zbsolve.problem.tables import Edges
 
 from ..support.exec_tools import a_problem, random_schedule
 

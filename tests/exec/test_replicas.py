@@ -10,7 +10,7 @@ import pytest
 
 from zbsolve.build import with_exchange
 from zbsolve.cli import main
-from zbsolve.trace import Trace
+from zbsolve.schedule.trace import Trace
 
 from ..support.exec_ranks import jobs_on
 from ..support.exec_tools import a_problem, random_schedule

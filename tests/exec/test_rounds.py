@@ -22,7 +22,7 @@ from zbsolve.exec.run.launch import run_local
 from zbsolve.exec.step_view import StepView
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import CheckedRounds
-from zbsolve.trace import Trace
+from zbsolve.schedule.trace import Trace
 
 from ..support.exec_jobs import toy
 from ..support.exec_ranks import on_ranks, torchrun

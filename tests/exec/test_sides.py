@@ -22,10 +22,10 @@ from zbsolve.exec.handlers import Part
 from zbsolve.exec.one_device import DeviceCopies, OneDevice
 from zbsolve.exec.sides import SideInputs
 from zbsolve.interchange.exports import export
-from zbsolve.layer import Given
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.models.sides import Carried, called
+from zbsolve.partition.layer import Given
 from zbsolve.util.errors import RunFailed
 
 from ..support.exec_jobs_sides import MICROBATCHES, doubled, step_of

@@ -16,7 +16,7 @@ from zbsolve.exec import check
 from zbsolve.exec.handlers import Data
 from zbsolve.exec.run.checking import compare
 from zbsolve.exec.transport.wires import ALONE
-from zbsolve.placement import mirror
+from zbsolve.problem.placement import mirror
 from zbsolve.profile.profile import Layer, Link, Profile
 from zbsolve.systems import preset
 from zbsolve.systems.table import SYSTEMS

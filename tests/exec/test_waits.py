@@ -26,8 +26,8 @@ from zbsolve.exec.loop import evaluation
 from zbsolve.exec.lowering import lower
 from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.exec.waits import check_ends, circle, graph_of
-from zbsolve.handover import Handover
-from zbsolve.placement import mirror
+from zbsolve.problem.placement import mirror
+from zbsolve.schedule.handover import Handover
 from zbsolve.systems import problem_for
 
 from ..support.exec_tools import random_schedule

@@ -16,7 +16,7 @@ from zbsolve.cli import main
 from zbsolve.features.feature import Now
 from zbsolve.features.lengths import LENGTHS, Multiples, Sample
 from zbsolve.ilp.bounds.any_choice import bound_over_orders
-from zbsolve.known_steps import step_again
+from zbsolve.profile.known_steps import step_again
 
 from ..support.exact_streams import optimum
 

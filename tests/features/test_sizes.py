@@ -16,8 +16,8 @@ from zbsolve.cli import main
 from zbsolve.features.feature import Now
 from zbsolve.features.lengths import LENGTHS
 from zbsolve.features.sizes import SIZES, of_sizes
-from zbsolve.known_steps import step_again
 from zbsolve.profile import from_trace
+from zbsolve.profile.known_steps import step_again
 
 from ..support.exact_streams import optimum
 from ..support.runs import trace_of

@@ -15,9 +15,9 @@ from zbsolve.cli.step_options import OPTIONS
 from zbsolve.features.feature import NOT_OPEN, Apart, Field
 from zbsolve.features.table import APART, CONDITIONS, FEATURES
 from zbsolve.kinds import TABLE
-from zbsolve.layer import Given, Link
 from zbsolve.partition.file import Partition
-from zbsolve.step import PLAIN_FIELDS, STEP_FIELDS
+from zbsolve.partition.layer import Given, Link
+from zbsolve.profile.step import PLAIN_FIELDS, STEP_FIELDS
 
 from ..support.exec_tools import random_schedule
 from ..support.house import ROOT

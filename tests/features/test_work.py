@@ -17,7 +17,7 @@ from zbsolve import BadInput, Infeasible, Problem, Step, pipeline, preset, solve
 from zbsolve.build import Work, with_work
 from zbsolve.cli import main
 from zbsolve.features.work import WORK
-from zbsolve.known_steps import step_again
+from zbsolve.profile.known_steps import step_again
 from zbsolve.search.idle_room import Placed, Room, place_work, with_open_work, work_room
 
 from ..support.exact_streams import optimum

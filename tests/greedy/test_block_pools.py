@@ -14,7 +14,7 @@ from zbsolve.greedy.blocks.building_block import BuildingBlock, first_fit, held_
 from zbsolve.greedy.blocks.memory_packing import BlockPools, least_period, memory_fit, pools_of
 from zbsolve.greedy.blocks.period_search import blocks_in_memory, excess_and_use, paced_graph, settle
 from zbsolve.problem import Ints, Problem
-from zbsolve.timeline import Timeline
+from zbsolve.schedule.timeline import Timeline
 
 LONG = 12  # microbatches: more than are in flight, so that the peak is that of the steady state
 

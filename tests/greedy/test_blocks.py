@@ -16,12 +16,12 @@ from zbsolve.greedy.blocks.building_block import (
     BuildingBlock,
     block_peaks,
     earliest_offsets,
+    microbatches_in_flight,
     period_lower_bound,
     serial_block,
     shift_lengths,
 )
 from zbsolve.greedy.blocks.period_search import anneal_block
-from zbsolve.greedy.blocks.steady_state import microbatches_in_flight
 from zbsolve.greedy.decoding import DecodeRule, decode, decode_fast, repeated_targets, to_schedule
 from zbsolve.systems import preset
 from zbsolve.util.clock import Clock

@@ -15,7 +15,7 @@ from zbsolve.kinds import KINDS
 
 from ..support.house import MODULES
 
-BLIND = ("zbsolve.timeline", "zbsolve.verifier", "zbsolve.greedy", "zbsolve.ilp", "zbsolve.search")
+BLIND = ("zbsolve.schedule.timeline", "zbsolve.verifier", "zbsolve.greedy", "zbsolve.ilp", "zbsolve.search")
 # A string that is a kind's by chance (a unit, a numpy code) is named here: "module: string" → what it means there.
 EXCEPTIONS: dict[str, str] = {}
 

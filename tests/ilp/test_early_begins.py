@@ -8,7 +8,7 @@ from zbsolve import Problem, pipeline, solve, verify
 from zbsolve.greedy.lists.list_scheduler import list_schedule
 from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.bounds.closed_forms import closed_form
-from zbsolve.placement import parse
+from zbsolve.problem.placement import parse
 
 from ..support.busy_orders import BusyOrders
 from ..support.late_starts import least_span_of

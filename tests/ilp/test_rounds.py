@@ -13,7 +13,7 @@ from zbsolve import BadInput, Deadlock, Infeasible, Schedule, Slowdown, pipeline
 from zbsolve.cli import main
 from zbsolve.ilp.steady.periodic import least_period, lower_bound
 from zbsolve.ilp.steady.rounds import period, rounds_of, steady_peaks
-from zbsolve.placement import mirror
+from zbsolve.problem.placement import mirror
 from zbsolve.show.gallery import exhibits
 from zbsolve.systems import preset
 from zbsolve.systems.one_direction import in_flight

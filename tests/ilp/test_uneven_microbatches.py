@@ -24,12 +24,12 @@ from zbsolve.ilp.ranks.end_losses import Answer, refute
 from zbsolve.ilp.ranks.induction import refute_by_induction
 from zbsolve.ilp.ranks.lanes import lanes_of
 from zbsolve.ilp.steady.rounds import rounds_of
+from zbsolve.problem.tables import Edges
 from zbsolve.search.certify import certificate_of
 from zbsolve.show.pictures.drawing import to_svg
 from zbsolve.show.pictures.schedule import comparison_drawing
 from zbsolve.show.schedule_comparison import compare_schedules
 from zbsolve.show.schedule_comparison_text import verdict_line
-from zbsolve.tables import Edges
 from zbsolve.util.clock import Clock
 
 from ..support.exact import optimum

@@ -16,10 +16,10 @@ from torch import nn
 from profiler import estimate
 from profiler.dataflow import flow
 from zbsolve import BadInput
-from zbsolve.layer import Given
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.models.sides import called, names_of
+from zbsolve.partition.layer import Given
 
 from ..support.exec_jobs_sides import step_of
 from ..support.exec_tools import random_schedule, worst_difference

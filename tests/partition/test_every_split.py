@@ -18,7 +18,7 @@ from zbsolve import BadInput, Edge, Layer, Link, Problem, Profile, Schedule, Ste
 from zbsolve.cli import main
 from zbsolve.ilp.cp import make_solver, solve_cp
 from zbsolve.ilp.every_split import SplitModel, SplitSearch, proven_again
-from zbsolve.layer import HostLink
+from zbsolve.partition.layer import HostLink
 from zbsolve.partition.splits import Lanes, Splits, Wave, least_of_ranks
 from zbsolve.partition.stage_costs import least_step
 from zbsolve.search.climb import moved_layers

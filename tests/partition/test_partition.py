@@ -30,7 +30,7 @@ from zbsolve.partition.cuts import alpa, balanced, balanced_ranks, equal, spans,
 from zbsolve.partition.file import Partition, mesh_partitions, on_devices, parse_partition, spread_over
 from zbsolve.partition.stage_costs import StageCosts, least_step
 from zbsolve.partition.stage_memory import Common, StageMemory
-from zbsolve.placement import parse_routes
+from zbsolve.problem.placement import parse_routes
 from zbsolve.show.profile_report import partitions_as_text
 from zbsolve.util.text import counted
 

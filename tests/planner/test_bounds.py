@@ -12,7 +12,7 @@ import zbsolve
 from zbsolve import Infeasible, Layer, Link, Profile
 from zbsolve.features.sharded_vocabulary import without_vocabulary
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
-from zbsolve.layer import HostLink
+from zbsolve.partition.layer import HostLink
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.bound_row import chain_bounds
 from zbsolve.planner.bounds.layout_rules import MEMORY, NEVER, RULES, pipeline_bounds, work_bounds

@@ -13,14 +13,14 @@ from zbsolve import BadInput, Layer, Link, Profile, Schedule, solve
 from zbsolve.build import with_slices
 from zbsolve.cli import main
 from zbsolve.features.sharded_vocabulary import vocabulary_of
-from zbsolve.layer import Given
+from zbsolve.partition.layer import Given
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.changes import drift, rank_sum
 from zbsolve.profile.measured_run import from_trace
+from zbsolve.schedule.timeline import Timeline, simulate
+from zbsolve.schedule.trace import Trace
 from zbsolve.show.run_text import drift_as_text
 from zbsolve.systems import preset
-from zbsolve.timeline import Timeline, simulate
-from zbsolve.trace import Trace
 
 
 def base() -> Profile:

@@ -13,7 +13,7 @@ from profiler.roofline import estimate
 from zbsolve import BadInput, Infeasible, Profile
 from zbsolve.cli import main
 from zbsolve.features.sharded_vocabulary import on_stages
-from zbsolve.layer import Layer, Link
+from zbsolve.partition.layer import Layer, Link
 from zbsolve.partition.stage_memory import StageMemory
 from zbsolve.planner.profiled_model import point_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, Step, solve, verify
 from zbsolve.features.offload import copy_ratio
-from zbsolve.layer import Layer, Link
+from zbsolve.partition.layer import Layer, Link
 
 # Four stages of 300 bytes until B and 100 until W; 400 bytes are 50 µs out and 80 back, 42 and 52 while nothing else copies.
 LAYERS = tuple(Layer(f"l{i}", 30, 40, 20, 60, 300, 100, 0, 8) for i in range(4))

@@ -9,7 +9,7 @@ import pytest
 
 from zbsolve import BadInput, Profile, Schedule, Step, preset, solve, verify
 from zbsolve.cli import main
-from zbsolve.layer import NO_LINK, Layer, Link
+from zbsolve.partition.layer import NO_LINK, Layer, Link
 
 LAYERS = tuple(Layer(f"l{i}", 30, 40, 20, 60, 2, 1, 1000 * (i + 1), 8) for i in range(4))
 PROFILE = Profile("estimated: by hand", "small", LAYERS, Link(1.0, 100.0), 4.0, None, {}, {}, shard_link=Link(5.0, 50.0))

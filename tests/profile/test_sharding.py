@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from zbsolve import BadInput, Infeasible, Profile, Step, solve_auto
-from zbsolve.layer import Layer, Link
+from zbsolve.partition.layer import Layer, Link
 
 LAYERS = tuple(Layer(f"l{i}", 30, 40, 20, 60, 2, 1, 1000 * (i + 1), 8) for i in range(4))
 PROFILE = Profile("estimated: by hand", "small", LAYERS, Link(1.0, 100.0), 4.0, 40_000, {}, {}, shard_link=Link(5.0, 50.0))

@@ -13,7 +13,7 @@ import pytest
 from zbsolve import BadInput, Infeasible, Profile, Step, solve, verify
 from zbsolve.build.mixing import checked_room
 from zbsolve.cli import main
-from zbsolve.layer import HostLink, Layer, Link
+from zbsolve.partition.layer import HostLink, Layer, Link
 from zbsolve.partition.stage_costs import StageCosts, least_step
 from zbsolve.problem import Problem
 

@@ -18,10 +18,10 @@ from zbsolve.features.cuts import cuts_of, in_slices, kinds_of_slices, most_slic
 from zbsolve.features.keeping import all_kept
 from zbsolve.features.slices import OfAnySlices, bound_of_any_slices, split_by
 from zbsolve.features.table import usual
-from zbsolve.layer import Layer, Link, SliceExtra
+from zbsolve.partition.layer import Layer, Link, SliceExtra
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
+from zbsolve.profile.step import Step
 from zbsolve.search.auto import closed_steps
-from zbsolve.step import Step
 from zbsolve.util.text import exact_time
 
 # 160 µs of F of which attention takes 64, 240 of B of which it takes 128; 40 bytes of keys and values among 120 until B.

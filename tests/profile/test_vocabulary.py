@@ -12,7 +12,7 @@ import pytest
 
 from zbsolve import BadInput, Link, Profile
 from zbsolve.features.sharded_vocabulary import without_vocabulary
-from zbsolve.layer import Layer
+from zbsolve.partition.layer import Layer
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 
 LINK = Link(1.0, 100.0)

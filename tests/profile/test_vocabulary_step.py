@@ -10,11 +10,11 @@ import pytest
 
 from zbsolve import BadInput, Batch, HostLink, Infeasible, Problem, Profile, solve, solve_auto, verify
 from zbsolve.features.feature import AUTO
-from zbsolve.layer import Layer, Link
 from zbsolve.partition.file import Partition
+from zbsolve.partition.layer import Layer, Link
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
+from zbsolve.profile.step import Step
 from zbsolve.show.solved_step import solved
-from zbsolve.step import Step
 
 from ..support.exact_streams import optimum
 from ..support.stream_checks import bounds_hold, cp_is_exact

@@ -8,7 +8,7 @@ import torch
 from profiler.copies import SIZES, host_link, measure_copies, slowed_by_copies, slowed_by_messages
 from profiler.devices import DEVICES
 from profiler.devices import host_link as estimated
-from zbsolve.layer import HostLink
+from zbsolve.partition.layer import HostLink
 from zbsolve.util.machine import free_memory
 
 

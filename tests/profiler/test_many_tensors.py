@@ -21,8 +21,8 @@ from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.run.launch import run_local
 from zbsolve.exec.transport.format import Format
 from zbsolve.interchange.torch_csv import torch_order
-from zbsolve.layer import Layer
 from zbsolve.models.by_name import load
+from zbsolve.partition.layer import Layer
 
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule

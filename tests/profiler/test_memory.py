@@ -15,10 +15,10 @@ from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.values import tensors_of
 from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.run.launch import run_local
-from zbsolve.handover import lacking, most_waiting
-from zbsolve.layer import Layer, Link, without_backwards
 from zbsolve.models.by_name import load
+from zbsolve.partition.layer import Layer, Link, without_backwards
 from zbsolve.partition.stage_memory import StageMemory
+from zbsolve.schedule.handover import lacking, most_waiting
 from zbsolve.systems import preset
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ from zbsolve import BadInput, Profile, Schedule
 from zbsolve.cli import main
 from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.features.slices import layer_errors_note, slice_times, stage_errors_note
-from zbsolve.layer import Layer
 from zbsolve.models.presets import GptSizes, gpt
+from zbsolve.partition.layer import Layer
 from zbsolve.show.profile_report import profile_as_text
 from zbsolve.show.profile_rows import overheads_line
 

@@ -17,12 +17,12 @@ from zbsolve.ilp.every_split import proven_again
 from zbsolve.partition.by_name import NAMES
 from zbsolve.partition.splits import Splits
 from zbsolve.partition.stage_costs import least_step
+from zbsolve.profile.step import Step
 from zbsolve.search import auto
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.climb import Moved, moved_layers
 from zbsolve.show.solved_step import solved
 from zbsolve.show.solved_text import PARTITION, solved_as_text
-from zbsolve.step import Step
 from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
 

@@ -16,13 +16,13 @@ from zbsolve.build.offload import time_away
 from zbsolve.cli import main
 from zbsolve.features.feature import Now
 from zbsolve.features.keeping import copy_moves, fewest_again, with_fewest
-from zbsolve.layer import HostLink
+from zbsolve.partition.layer import HostLink
+from zbsolve.profile.step import Step
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.keeping import bound_of_every_choice, curves
 from zbsolve.search.race import hint_on
 from zbsolve.show.frontier_report import frontier_as_text
 from zbsolve.show.solved_step import solved
-from zbsolve.step import Step
 
 AWAY = ("none", "full", "half", "1:1", "0:0.5")
 

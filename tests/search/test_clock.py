@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from zbsolve import BadInput, HostLink, Profile, Schedule, Step, pipeline, solve, verify
-from zbsolve.layer import Layer, Link
+from zbsolve.partition.layer import Layer, Link
 from zbsolve.planner import CLUSTERS, Shape
 from zbsolve.planner.planning import plan
 from zbsolve.problem import Problem

@@ -12,12 +12,11 @@ import pytest
 from zbsolve import Problem, pipeline, preset, verify
 from zbsolve.build.plain import with_all_to_all
 from zbsolve.greedy.arrays.microbatch import microbatch_graph
-from zbsolve.greedy.blocks.steady_state import targets_cut_by_time
 from zbsolve.greedy.decoding import decode
-from zbsolve.placement import mirror
+from zbsolve.problem.placement import mirror
 from zbsolve.search import finder
 from zbsolve.search.certify import work_bound
-from zbsolve.search.extension import extended, sizes_of, worth_more
+from zbsolve.search.extension import extended, sizes_of, targets_cut_by_time, worth_more
 from zbsolve.search.finder import find, search_of
 from zbsolve.search.sources import Search
 from zbsolve.search.state import State

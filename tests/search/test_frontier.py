@@ -13,14 +13,14 @@ import pytest
 from zbsolve import BadInput, Layer, Link, NotFound, Profile, Schedule, pipeline, solve, verify
 from zbsolve.build import Host, with_offload
 from zbsolve.cli import main
-from zbsolve.layer import HostLink
+from zbsolve.partition.layer import HostLink
+from zbsolve.profile.step import Step
 from zbsolve.search.keeping import curves
 from zbsolve.search.memory_limits import Named
 from zbsolve.search.pareto import Frontier, frontier
 from zbsolve.show.frontier_report import frontier_as_page, frontier_as_text, report_of, save_frontier
 from zbsolve.show.pictures.drawing import USUAL, Area, Line, Style, Words, text_width, to_svg
 from zbsolve.show.pictures.frontier import BOUND_COLOUR, VALUE_COLOUR, frontier_drawing
-from zbsolve.step import Step
 
 from ..support.profiles import equal_layers
 

@@ -12,7 +12,7 @@ from zbsolve import Edge, Infeasible, Pass, Problem, pipeline, solve, verify
 from zbsolve.build import with_sharding
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import pools_with_syncs, with_syncs
-from zbsolve.handover import rank_rows
+from zbsolve.schedule.handover import rank_rows
 from zbsolve.systems.table import preset
 
 from ..support.exact import optimum as by_orders

@@ -9,9 +9,9 @@ import pytest
 
 from zbsolve import BadInput, HostLink, Problem, Profile, Schedule, Step, pipeline, solve, verify
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.handover import Handover, lacking, most_waiting, needed
-from zbsolve.layer import Layer, Link
+from zbsolve.partition.layer import Layer, Link
 from zbsolve.problem import MessageRoom
+from zbsolve.schedule.handover import Handover, lacking, most_waiting, needed
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.pareto import frontier
 

@@ -12,10 +12,10 @@ import pytest
 
 from zbsolve import Aim, Noise, Problem, pipeline, problem_for, solve, under_noise, verify
 from zbsolve.cli import main
-from zbsolve.noise import AIMS
 from zbsolve.problem import Ints
+from zbsolve.profile.noise import AIMS
+from zbsolve.schedule.timeline import Floats
 from zbsolve.search.noisy import LeastUnderNoise, NoiseSearch
-from zbsolve.timeline import Floats
 from zbsolve.util.clock import Clock
 
 from ..support.exhaustive import orders

@@ -11,7 +11,7 @@ import pytest
 from zbsolve import BadInput, HostLink, Infeasible, Problem, Profile, Schedule, Step, pipeline, preset, solve, verify
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.interchange.importing import import_schedule, read_order
-from zbsolve.layer import Layer, Link
+from zbsolve.partition.layer import Layer, Link
 from zbsolve.search.today import timed_again
 
 from ..support.profiles import equal_layers

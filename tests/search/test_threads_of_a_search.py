@@ -20,7 +20,7 @@ from zbsolve.search.finder import search_of
 from zbsolve.search.sources import Search
 from zbsolve.search.state import ALONE, Contest, State
 from zbsolve.util.clock import Clock
-from zbsolve.workers.workers import threads_each
+from zbsolve.util.workers import threads_each
 
 PATIENCE = 400.0  # seconds that threads have for a few steps
 MANY = 20  # steps that only those who do not wait take

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zbsolve import Profile, Step, solve, solve_auto
 from zbsolve.build.untrained import untrained_stages
-from zbsolve.layer import Layer, Link
+from zbsolve.partition.layer import Layer, Link
 
 
 def test_splits_of_unlike_fronts_are_searched_together() -> None:

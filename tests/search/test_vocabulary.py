@@ -13,11 +13,11 @@ from zbsolve import BadInput, Link, Profile, Schedule, solve, verify
 from zbsolve.cli import main
 from zbsolve.features.feature import Now
 from zbsolve.features.keeping import copy_moves
-from zbsolve.layer import HostLink, Layer
+from zbsolve.partition.layer import HostLink, Layer
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
+from zbsolve.profile.step import Step
 from zbsolve.search.auto import solve_auto
 from zbsolve.search.keeping import bound_of_every_choice
-from zbsolve.step import Step
 
 CHOICES = ("last", "redistribute", "sharded", "two-barriers")
 

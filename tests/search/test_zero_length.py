@@ -16,8 +16,8 @@ from zbsolve.greedy.lists.list_scheduler import list_schedule, schedule_by_start
 from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.steady.periodic import least_period
+from zbsolve.profile.step import Step
 from zbsolve.search.pareto import frontier
-from zbsolve.step import Step
 
 from ..support.exhaustive import optimum
 from ..support.periodic import least_memory

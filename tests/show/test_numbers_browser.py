@@ -13,9 +13,9 @@ from zbsolve import Profile, Schedule, Step, preset, solve
 from zbsolve.cli import main
 from zbsolve.planner.costs.rank_costs import least_bytes
 from zbsolve.planner.plan_file import read_space
+from zbsolve.schedule.trace import Trace
 from zbsolve.show.plan_report import plan_as_page
 from zbsolve.show.schedule_report import schedule_as_page
-from zbsolve.trace import Trace
 from zbsolve.util.text import format_bytes, format_time
 
 from ..support.browser import opened

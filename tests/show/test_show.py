@@ -17,12 +17,12 @@ import pytest
 from zbsolve import BadInput, Certificate, Edge, Pass, Problem, Schedule, preset, problem_for
 from zbsolve.cli import main
 from zbsolve.kinds import OURS, TABLE
+from zbsolve.schedule.trace import Trace
 from zbsolve.show.pages import packed
 from zbsolve.show.pictures.files import save_schedule_picture
 from zbsolve.show.pictures.schedule import schedule_as_svg
 from zbsolve.show.schedule_report import schedule_as_page, schedule_as_text
 from zbsolve.show.tracks import cell_kinds, letters, levels, schedule_as_trace
-from zbsolve.trace import Trace
 
 from ..support.runs import one_f_one_b, random_run, trace_of
 

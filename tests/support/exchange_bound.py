@@ -11,8 +11,8 @@ from zbsolve import Problem
 from zbsolve.build.attention_costs import AttentionExchange, attending, parts_of
 from zbsolve.build.attention_exchange import check_exchangeable
 from zbsolve.ilp.bounds.any_choice import longest
-from zbsolve.tables import Ints
-from zbsolve.timeline import Floats
+from zbsolve.problem.tables import Ints
+from zbsolve.schedule.timeline import Floats
 
 MAX_WINDOWS = 300  # ends of windows that are looked at on either side
 

@@ -21,10 +21,10 @@ from zbsolve import Problem, pipeline
 from zbsolve.build import with_exchange, with_sharding, with_side_inputs
 from zbsolve.exec.transport.format import Format
 from zbsolve.exec.transport.mailbox import Mailbox
-from zbsolve.layer import Given, Layer, begun_stages
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.models.sides import names_of
+from zbsolve.partition.layer import Given, Layer, begun_stages
 from zbsolve.partition.stage_memory import side_inputs
 
 from .exec_tools import batch_of

@@ -14,7 +14,7 @@ from zbsolve import Problem
 from zbsolve.build import with_links
 from zbsolve.exec.handlers import HANDLERS, Handler
 from zbsolve.kinds import Kind, register
-from zbsolve.tables import CARGO, Edges
+from zbsolve.problem.tables import CARGO, Edges
 
 from .exec_jobs import toy
 from .exec_tools import a_problem

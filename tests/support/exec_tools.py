@@ -28,7 +28,7 @@ from zbsolve.exec.one_device import OneDevice
 from zbsolve.exec.slices.store import SliceStore
 from zbsolve.exec.transport import mailbox
 from zbsolve.models.model import Model
-from zbsolve.tables import Edges
+from zbsolve.problem.tables import Edges
 
 torch.set_num_threads(1)  # as ranks have; on a busy machine threads of tiny operations wait for each other
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from zbsolve import Problem, Schedule, pipeline
-from zbsolve.placement import loop, single, vee
+from zbsolve.problem.placement import loop, single, vee
 
 from .exec_tools import split_layers
 

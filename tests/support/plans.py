@@ -13,7 +13,7 @@ from zbsolve.planner.bounds.layout_rules import NEVER, least_behind, pipeline_bo
 from zbsolve.planner.candidate import Choice, Unsolved, step_of
 from zbsolve.planner.costs.rank_costs import costs_of
 from zbsolve.planner.profiled_model import Model
-from zbsolve.tables import Ints
+from zbsolve.problem.tables import Ints
 
 A100 = CLUSTERS["a100"]
 MEMORY = 16 << 30

@@ -18,7 +18,7 @@ from zbsolve.build import (
     with_slices,
     with_vocabulary,
 )
-from zbsolve.placement import mirror
+from zbsolve.problem.placement import mirror
 from zbsolve.systems import problem_for
 from zbsolve.systems.table import SYSTEMS
 

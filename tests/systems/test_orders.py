@@ -11,7 +11,7 @@ import pytest
 
 from zbsolve import BadInput, Schedule, pipeline, solve, verify
 from zbsolve.ilp.bounds.closed_forms import closed_form
-from zbsolve.placement import vee
+from zbsolve.problem.placement import vee
 from zbsolve.systems import PRESETS, preset, system, table
 from zbsolve.systems.problems import problem_for
 from zbsolve.util.errors import NotFound

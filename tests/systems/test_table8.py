@@ -9,7 +9,7 @@ import pytest
 
 from zbsolve import pipeline, verify
 from zbsolve.ilp.bounds.closed_forms import closed_form
-from zbsolve.placement import loop, single, vee
+from zbsolve.problem.placement import loop, single, vee
 from zbsolve.systems import preset
 
 from ..support.published import HIDDEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zbsolve import BadInput, pipeline, solve, verify
-from zbsolve.placement import mirror, parse_routes, vee
+from zbsolve.problem.placement import mirror, parse_routes, vee
 from zbsolve.systems import overlapped, preset
 
 

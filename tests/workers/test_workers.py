@@ -22,12 +22,12 @@ from zbsolve import BadInput
 from zbsolve.bench.runs import Settings, run_suite
 from zbsolve.cli import main
 from zbsolve.planner import CLUSTERS, Shape
+from zbsolve.profile.step import AUTO, Step
 from zbsolve.search import task
 from zbsolve.search.task_runner import TaskRunner, solvers_on
-from zbsolve.step import AUTO, Step
+from zbsolve.util.dask_workers import workers_on
 from zbsolve.util.machine import machine_facts
-from zbsolve.workers.dask_workers import workers_on
-from zbsolve.workers.workers import MAX_DEATHS, Processes, Workers, WorkersLost
+from zbsolve.util.workers import MAX_DEATHS, Processes, Workers, WorkersLost
 
 from ..support.profiles import equal_layers
 from ..support.worker_tasks import answer
@@ -88,7 +88,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine workers start, hear and end late."""
     with suppress(ImportError):
         for limit in ("GRACE", "CONNECT_SECONDS"):
-            monkeypatch.setattr(f"zbsolve.workers.dask_workers.{limit}", 300.0)
+            monkeypatch.setattr(f"zbsolve.util.dask_workers.{limit}", 300.0)
     monkeypatch.setattr("zbsolve.workers.workers.GRACE", 300.0)
 
 
@@ -265,7 +265,7 @@ def test_other_versions_are_one_line(places: Places, monkeypatch: pytest.MonkeyP
 )
 def test_bad_places_are_one_line(on: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     with suppress(ImportError):
-        monkeypatch.setattr("zbsolve.workers.dask_workers.CONNECT_SECONDS", 0.2)
+        monkeypatch.setattr("zbsolve.util.dask_workers.CONNECT_SECONDS", 0.2)
     assert main(["plan", "gpt-3.6b", "--devices", "4", "--batch", "8", "--on", on]) == 2
     error = capsys.readouterr().err
     assert said in error

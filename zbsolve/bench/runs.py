@@ -20,8 +20,8 @@ from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT, read_document, write_document
 from ..util.machine import library_versions, machine_facts
 from ..util.text import aligned, format_gap
+from ..util.workers import Workers
 from ..verifier import verify
-from ..workers.workers import Workers
 from .suites import suite
 
 Progress = Callable[[str, State], None]

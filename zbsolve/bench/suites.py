@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..build.plain import pipeline
-from ..placement import parse
 from ..problem import Problem
+from ..problem.placement import parse
 from ..profile.profile import Profile
-from ..step import Step
+from ..profile.step import Step
 from ..util.errors import BadInput
 from ..util.files import document_kind
 

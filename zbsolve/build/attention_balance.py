@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..problem import Problem
+from ..problem.tables import Ints
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import BadInput
 from .attention_costs import AttentionExchange, attending, parts_of, traffic
 

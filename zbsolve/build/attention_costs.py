@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..problem import Problem
-from ..tables import Ints
+from ..problem.tables import Ints
 from ..util.errors import BadInput
 from .numbers import Numbers, whole_numbers
 

@@ -30,8 +30,8 @@ import numpy as np
 
 from ..kinds import ATTENTION
 from ..problem import Problem
+from ..problem.tables import Bools, Edges, Ints
 from ..schedule import Schedule
-from ..tables import Bools, Edges, Ints
 from ..util.errors import BadInput
 from .attention_balance import Handing, balanced, one_forward_one_backward
 from .attention_costs import AttentionExchange, Parts, parts_of, traffic

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..kinds import KINDS, OVERLAP, Kind, register
 from ..problem import Problem
-from ..tables import Bools, Ints
-from ..timeline import Precedence, longest_path
+from ..problem.tables import Bools, Ints
+from ..schedule.timeline import Precedence, longest_path
 from ..util.errors import BadInput, Deadlock
 from .numbers import Numbers, check_apart, whole_numbers
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..kinds import ALL_TO_ALL, LINKS
-from ..placement import PAIR, RANK, sites_in
 from ..problem import Problem
-from ..tables import CARGO, Edges, Ints
+from ..problem.placement import PAIR, RANK, sites_in
+from ..problem.tables import CARGO, Edges, Ints
 from ..util.errors import BadInput
 
 

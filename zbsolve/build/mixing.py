@@ -13,8 +13,8 @@ import numpy as np
 
 from ..kinds import KINDS
 from ..problem import MessageRoom, Problem
-from ..problem_form import NOTES
-from ..tables import IDENTITY, Edges, Ints, Passes
+from ..problem.form import NOTES
+from ..problem.tables import IDENTITY, Edges, Ints, Passes
 from ..util.errors import BadInput
 from .numbers import check_room
 

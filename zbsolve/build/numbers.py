@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..kinds import LATER, OVERLAP
 from ..problem import Problem
-from ..tables import Ints
+from ..problem.tables import Ints
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
 

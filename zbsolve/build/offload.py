@@ -15,9 +15,9 @@ import numpy as np
 
 from ..kinds import OFFLOAD
 from ..problem import Pool, Problem
+from ..problem.tables import Bools, Edges, Ints, Passes
 from ..schedule import Schedule
-from ..tables import Bools, Edges, Ints, Passes
-from ..timeline import Floats
+from ..schedule.timeline import Floats
 from ..util.errors import BadInput, Unfit
 from ..util.text import exact_bytes
 from .numbers import Numbers, check_before, whole_numbers

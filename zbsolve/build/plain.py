@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .. import placement as placements
 from ..kinds import ALL_TO_ALL, KINDS
 from ..problem import Problem
-from ..tables import Edges, Ints, Passes
+from ..problem import placement as placements
+from ..problem.tables import Edges, Ints, Passes
 from ..util.columns import coded
 from ..util.errors import BadInput
 from .attention_costs import AttentionExchange

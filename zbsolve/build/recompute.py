@@ -13,7 +13,7 @@ import numpy as np
 
 from ..kinds import ATTENTION, RECOMPUTE
 from ..problem import Problem
-from ..tables import Edges, Ints
+from ..problem.tables import Edges, Ints
 from ..util.errors import BadInput
 from ..util.text import numbers_in, rows_of_numbers
 from .numbers import Table, check_before, whole_table

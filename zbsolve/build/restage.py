@@ -10,7 +10,7 @@ import numpy as np
 
 from ..kinds import TABLE
 from ..problem import Problem
-from ..tables import Ints
+from ..problem.tables import Ints
 from ..util.errors import BadInput
 from .plain import pipeline
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..kinds import SHARDING
 from ..problem import Problem
-from ..tables import Edges, Ints
+from ..problem.tables import Edges, Ints
 from ..util.errors import BadInput, Infeasible
 from ..util.text import exact_bytes
 from .numbers import Numbers, check_apart, whole_numbers

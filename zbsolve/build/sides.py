@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..problem import Problem
-from ..tables import Edges, Ints
+from ..problem.tables import Edges, Ints
 from ..util.errors import BadInput
 from .numbers import check_apart
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..kinds import SLICES
 from ..problem import Problem
-from ..tables import Edges, Ints
+from ..problem.tables import Edges, Ints
 from ..util.errors import BadInput
 from .mixing import one_microbatch_needs
 from .numbers import Table, check_before, check_room, whole_table

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..problem import Problem
-from ..tables import Edges
+from ..problem.tables import Edges
 from ..util.errors import BadInput
 from .numbers import check_apart
 

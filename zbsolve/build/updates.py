@@ -14,7 +14,7 @@ import numpy as np
 
 from ..kinds import EXCHANGE, UPDATES
 from ..problem import Problem
-from ..tables import Edges, Ints
+from ..problem.tables import Edges, Ints
 from ..util.errors import BadInput
 from .numbers import Numbers, check_apart, whole_numbers
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..kinds import VOCABULARY
 from ..problem import Problem
-from ..tables import Edges, Ints, Passes
+from ..problem.tables import Edges, Ints, Passes
 from ..util.errors import BadInput
 from .numbers import Numbers, check_before, whole_numbers
 

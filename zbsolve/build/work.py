@@ -13,8 +13,8 @@ import numpy as np
 
 from ..kinds import WORK, kinds_that
 from ..problem import Problem
-from ..tables import Edges, Ints
-from ..timeline import Precedence, longest_path
+from ..problem.tables import Edges, Ints
+from ..schedule.timeline import Precedence, longest_path
 from ..util.errors import BadInput, Deadlock, Infeasible
 from ..util.text import exact_bytes
 from .numbers import check_before

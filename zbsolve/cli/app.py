@@ -68,7 +68,7 @@ def removed(options: str) -> list[str]:
     """The options in a row of `OPTIONS`."""
     if options != STEP:
         return options.split()
-    from ..step import STEP_FIELDS
+    from ..profile.step import STEP_FIELDS
 
     return [*(field.option for field in STEP_FIELDS), "--no-fused", "--no-blocking"]
 

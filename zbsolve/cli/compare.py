@@ -10,9 +10,9 @@ from ..profile.changes import drift
 from ..profile.doubtful import doubts
 from ..profile.profile import Profile
 from ..schedule import Schedule
+from ..schedule.trace import Trace
 from ..show.comparison import compare, comparison_as_text
 from ..show.schedule_comparison import compare_schedules
-from ..trace import Trace
 from ..util.errors import BadInput, CannotRead, ZbsolveError
 from ..util.files import document_kind
 from ..util.text import parse_share
@@ -111,7 +111,7 @@ def _side_by_side(options: argparse.Namespace) -> int:
             absent.append((path, str(error).removeprefix(f"{path}: ")))
     result = compare_schedules(named, absent)
     if options.noise is not None:
-        from ..noise import under_noise
+        from ..profile.noise import under_noise
 
         result = replace(result, noise=under_noise({row.name: row.schedule for row in result.rows}, noise_of(options.noise)))
     if options.output:

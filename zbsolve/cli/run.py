@@ -12,7 +12,7 @@ from typing import Any
 
 from ..exec.choices import DEVICES, RUN_SPLITS, as_lines
 from ..profile.doubtful import other_model
-from ..trace import SLACK, Trace
+from ..schedule.trace import SLACK, Trace
 from ..util.errors import BadInput
 from ..util.text import exact_bytes, format_bytes, format_times, parse_bytes
 from .tools import need_torch, tell, word_and_number

@@ -12,10 +12,10 @@ from math import isfinite
 from typing import Any
 
 from ..profile.profile import Profile
+from ..profile.step import Step
 from ..schedule import Schedule
+from ..schedule.trace import Trace
 from ..show.pictures.drawing import Style
-from ..step import Step
-from ..trace import Trace
 from ..util.errors import BadInput
 from ..util.files import checked, document_kind, read_one_of, write_text
 from ..util.text import format_times

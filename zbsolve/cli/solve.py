@@ -16,9 +16,9 @@ from ..features.keeping import BOTH
 from ..problem import Problem
 from ..profile.doubtful import doubts
 from ..profile.profile import Profile
+from ..profile.step import OPEN, Step
 from ..schedule import Schedule
 from ..show.schedule_comparison import compare_schedules
-from ..step import OPEN, Step
 from ..util.errors import BadInput, ZbsolveError
 from ..util.files import document_kind
 from ..util.text import counted
@@ -174,7 +174,7 @@ def _joined(options: argparse.Namespace, asked: tuple[Profile, Step] | Problem) 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `solve`, from the options."""
-    from ..noise import Aim
+    from ..profile.noise import Aim
 
     method, solver = tools.method_of(options.method)
     prefer = options.prefer if options.prefer in PREFERENCES else Aim.read(options.prefer, tools.noise_of)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..problem import Problem
 from ..profile.profile import Profile
+from ..profile.step import Step
 from ..show.sentences import placed
-from ..step import Step
 from ..util.errors import BadInput
 from ..util.text import times_note
 from ..verifier import Violation

@@ -6,14 +6,14 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..features.feature import Field
-from ..step import NAMED, STEP_FIELDS
+from ..profile.step import NAMED, STEP_FIELDS
 from ..util.errors import BadInput
 from .tools import profile_from
 
 if TYPE_CHECKING:
     from ..problem import Problem
     from ..profile.profile import Profile
-    from ..step import Step
+    from ..profile.step import Step
 
 AUTO = {
     "help": f"{NAMED}, ranks such as 0,2,1,3, or auto: the best of single, loop, loop4, vee (default: single, but for a "
@@ -42,7 +42,7 @@ def add_step_options(parser: argparse.ArgumentParser, *names: str, **changed: di
 
 def step_from(options: argparse.Namespace, **defaults: Any) -> Step:
     """The step from the options; fields that were not given are from `defaults`, or else `Step`'s. Raises BadInput."""
-    from ..step import Step
+    from ..profile.step import Step
 
     words = {**defaults, **step_words(options, *OPTIONS)}
     for name in ("ranks", "microbatches"):

@@ -21,12 +21,12 @@ from ..util.errors import BadInput, ZbsolveError
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
-    from ..noise import Noise
+    from ..profile.noise import Noise
     from ..profile.profile import Profile
     from ..schedule import Schedule
+    from ..schedule.trace import Trace
     from ..search.state import State
-    from ..trace import Trace
-    from ..workers.workers import Workers
+    from ..util.workers import Workers
 
 PICTURES = (".html", ".svg", ".pdf", ".png")  # endings
 
@@ -146,7 +146,7 @@ def method_of(text: str) -> tuple[str, str]:
 def run_of(schedule: Schedule, path: str) -> Trace:
     """The run of a schedule, from a trace of zbsolve, or of another engine, which lacks predicted times. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
-    from ..trace import Trace
+    from ..schedule.trace import Trace
 
     foreign = others_trace(path)
     return Trace.load(path) if foreign is None else foreign.of_problem(schedule.problem, path)
@@ -174,8 +174,8 @@ def tell_other_model(schedule: Schedule, profile: Profile, command: str) -> None
 def noise_of(text: str) -> Noise:
     """The noise that `text` describes, or the noise measured in the run of a trace's file."""
     from ..interchange.traces.reading import others_trace
-    from ..noise import Noise
-    from ..trace import Trace
+    from ..profile.noise import Noise
+    from ..schedule.trace import Trace
 
     if not (text and Path(text).exists()):
         return Noise.read(text)

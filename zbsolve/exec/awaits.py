@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..handover import Handover
 from ..problem import Ints, Problem
 from ..schedule import Schedule
+from ..schedule.handover import Handover
 from ..util.errors import BadInput
 from .base.program import Await
 from .handlers import passes_where

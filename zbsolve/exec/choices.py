@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..trace import SLACK
+from ..schedule.trace import SLACK
 from ..util.errors import BadInput
 from ..util.text import format_bytes
 

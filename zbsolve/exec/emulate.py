@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kinds import ALL_TO_ALL
-from ..known_steps import timed_by
 from ..problem import Problem
+from ..profile.known_steps import timed_by
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..util.errors import BadInput, LostRank, prefixed

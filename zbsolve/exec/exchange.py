@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..kinds import kinds_that
 from ..models.model import Place
-from ..tables import Ints
+from ..problem.tables import Ints
 from ..util.errors import BadInput
 from .base.handler import Graph, Handler
 from .base.part import Part, RankState, asked

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..problem import Problem
-from ..tables import Bools, Ints
+from ..problem.tables import Bools, Ints
 from ..util.errors import BadInput
 from . import attention, exchange, updates, work
 from .attention import AttentionPeers

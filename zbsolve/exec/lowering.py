@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from ..build.sides import rows_begun
-from ..handover import Handover
 from ..kinds import OURS
 from ..problem import Problem
+from ..problem.tables import Bools, Ints
 from ..schedule import Schedule
-from ..tables import Bools, Ints
+from ..schedule.handover import Handover
 from ..util.errors import BadInput
 from .awaits import awaits_of, begins_and_ends, crossings, received, shares
 from .base.handler import Graph

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..handover import Handover
 from ..problem import Ints, Problem
 from ..schedule import Schedule
+from ..schedule.handover import Handover
 from ..util.errors import RunFailed
 from ..util.text import exact_bytes
 from .awaits import begins_and_ends

@@ -16,7 +16,7 @@ from torch import nn
 from ..models.model import Model, Place, share
 from ..models.sides import names_of
 from ..schedule import Schedule
-from ..timeline import Timeline
+from ..schedule.timeline import Timeline
 from ..util.errors import BadInput
 from .base.part import Hooks, RankState, sum_of
 from .base.program import Action, Message

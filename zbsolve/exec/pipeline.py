@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..long_steps.check import RankPart
 from ..models.model import Place
 from ..schedule import Schedule
-from ..trace import SLACK, Switch, Trace
+from ..schedule.trace import SLACK, Switch, Trace
 from ..util.errors import BadInput
 from .ahead import Ahead
 from .assembly import connected

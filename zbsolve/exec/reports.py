@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..problem.tables import Bools, Ints
 from ..schedule import Schedule
-from ..tables import Bools, Ints
-from ..timeline import Floats, Timeline
-from ..trace import Trace
+from ..schedule.timeline import Floats, Timeline
+from ..schedule.trace import Trace
 from ..util.errors import BadInput
 from ..util.files import read_document, write_document
 from .base.part import Record

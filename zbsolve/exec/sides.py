@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..build.sides import SideInput, rows_begun
 from ..kinds import ALL_TO_ALL, ATTENTION, OFFLOAD, SLICES, VOCABULARY
-from ..layer import INPUTS, TARGETS, Names, begun_stages, side_values
 from ..models.sides import Carried, names_of, outer_names
+from ..partition.layer import INPUTS, TARGETS, Names, begun_stages, side_values
 from ..problem import Problem
 from ..util.errors import BadInput
 from .backward.passes import HANDLERS as PLAIN

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..problem import Problem
 from ..schedule import Schedule
-from ..trace import SLACK
+from ..schedule.trace import SLACK
 from ..util.errors import BadInput
 from .backward.passes import HANDLERS as PLAIN
 from .base.part import Part

@@ -16,7 +16,7 @@ from ..kinds import ATTENTION
 from ..long_steps.check import RankPart
 from ..problem import Problem
 from ..schedule import Schedule
-from ..timeline import Timeline
+from ..schedule.timeline import Timeline
 from ..util.errors import BadInput
 from ..verifier import verify
 

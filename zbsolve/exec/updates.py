@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..problem import Problem
-from ..tables import Bools, Ints
+from ..problem.tables import Bools, Ints
 from ..util.errors import BadInput
 from .base.handler import Graph, Handler
 from .base.part import Part, Run

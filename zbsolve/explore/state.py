@@ -17,11 +17,11 @@ from urllib.parse import parse_qsl, urlencode
 from ..features.feature import YES
 from ..features.table import FIELDS
 from ..partition.by_name import SEARCHED
-from ..placement import parse_routes
 from ..problem import OBJECTIVES
+from ..problem.placement import parse_routes
 from ..profile.given import given_profile
 from ..profile.profile import Profile
-from ..step import Step
+from ..profile.step import Step
 from ..systems.table import SYSTEMS, system
 from ..util.errors import BadInput
 

@@ -10,9 +10,9 @@ import numpy as np
 from ..build.attention_costs import AttentionExchange
 from ..build.attention_exchange import with_attention_exchange
 from ..kinds import ATTENTION
-from ..layer import Layer, Link, layer_ranges
+from ..partition.layer import Layer, Link, layer_ranges
 from ..problem import Problem
-from ..tables import Ints
+from ..problem.tables import Ints
 from ..util.errors import Unfit
 from .feature import YES, Apart, Feature, Field
 from .links import SENDER, SHARE, SITES

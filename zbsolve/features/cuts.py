@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..layer import Layer
+from ..partition.layer import Layer
 from ..util.errors import BadInput, Unfit
 from .feature import Choices, Ladder, Named
 from .offload import NO_OFFLOAD

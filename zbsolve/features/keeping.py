@@ -13,7 +13,7 @@ import numpy as np
 
 from ..build.offload import time_away
 from ..build.recompute import ALL, Recompute, recompute_in_words, recomputed_layers
-from ..layer import layer_ranges
+from ..partition.layer import layer_ranges
 from ..partition.stage_costs import StageCosts
 from ..util.text import rows_of_numbers
 from .feature import Choices, Feature, Moves, Named, Now, is_auto

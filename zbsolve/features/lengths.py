@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from ..build.mixing import checked_room
-from ..layer import layer_ranges
+from ..partition.layer import layer_ranges
 from ..problem import Problem
-from ..timeline import Floats
+from ..schedule.timeline import Floats
 from ..util.errors import BadInput
 from ..util.files import read_text
 from .cuts import SEQUENCE, tokens_of

@@ -6,9 +6,9 @@ from typing import Any
 
 from ..build.links import with_cards, with_links
 from ..kinds import LINKS as NAME
-from ..layer import NO_LINK
-from ..placement import RANK
+from ..partition.layer import NO_LINK
 from ..problem import Problem
+from ..problem.placement import RANK
 from .feature import Apart, Feature, OfRun, needs_base
 
 

@@ -12,9 +12,9 @@ from ..build.mixing import one_microbatch_needs
 from ..build.numbers import check_room
 from ..build.offload import Host, checked_fractions, kept_bytes, with_offload
 from ..kinds import OFFLOAD as NAME
-from ..layer import HostLink
+from ..partition.layer import HostLink
 from ..problem import Problem
-from ..tables import Bools, Ints
+from ..problem.tables import Bools, Ints
 from ..util.errors import BadInput, Infeasible, Unfit
 from ..util.text import exact_bytes, numbers_in
 from .feature import DIVIDING, Apart, Feature, Field, is_auto

@@ -10,8 +10,8 @@ from math import inf
 import numpy as np
 
 from ..problem import Problem
-from ..tables import Ints
-from ..timeline import Floats
+from ..problem.tables import Ints
+from ..schedule.timeline import Floats
 from ..util.errors import BadInput
 
 SWAPS, NEAR = 500, 1e-3  # exchanges at most; distance of the fullest microbatch from its bound that is good enough

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..build.updates import with_exchange
 from ..kinds import EXCHANGE
-from ..layer import Link
+from ..partition.layer import Link
 from ..problem import Problem
 from .feature import Apart, Feature, Field
 from .links import group_note

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..build.mixing import checked_room
 from ..build.sides import rows_begun, with_side_inputs
-from ..layer import begun_stages
+from ..partition.layer import begun_stages
 from ..partition.stage_memory import side_inputs
 from ..problem import Problem
 from .feature import Apart, Feature, OfRun, needs_base

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..problem import Problem
+from ..problem.tables import Ints
 from ..schedule import Schedule
-from ..tables import Ints
-from ..timeline import Floats
+from ..schedule.timeline import Floats
 from ..util.errors import BadInput, Infeasible
 from .cuts import whole_tokens
 from .feature import AUTO, Apart, Choices, Feature, Field, Moves, Named, Now, Open, is_auto

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..build.slices import with_slices
-from ..layer import Layer, Link, layer_ranges
+from ..partition.layer import Layer, Link, layer_ranges
 from ..problem import Problem
-from ..tables import Ints
-from ..timeline import Floats
+from ..problem.tables import Ints
+from ..schedule.timeline import Floats
 from ..util.errors import Unfit
 from ..util.text import printable
 from .cuts import CHOICES, MAX_SLICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens

@@ -12,8 +12,8 @@ import numpy as np
 from ..build.links import sites_of
 from ..build.plain import pipeline
 from ..build.recompute import ALL, recomputed_layers
-from ..layer import Layer, Link, layer_cuts, layer_ranges
 from ..partition.by_name import balanced_or_equal
+from ..partition.layer import Layer, Link, layer_cuts, layer_ranges
 from ..partition.stage_costs import StageCosts
 from ..problem import Problem
 from ..util.errors import Infeasible

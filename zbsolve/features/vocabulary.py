@@ -8,7 +8,7 @@ from math import ceil, log2
 from operator import attrgetter
 
 from ..build.vocabulary import BARRIERS, Vocabulary
-from ..layer import Layer, Link
+from ..partition.layer import Layer, Link
 from ..util.errors import BadInput
 
 

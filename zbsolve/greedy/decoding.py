@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..problem import Problem
+from ..problem.tables import Ints
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.kernels import kernel
 from .arrays.accounts import Records, Row, record
 from .arrays.microbatch import MicrobatchGraph

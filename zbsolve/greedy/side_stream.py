@@ -13,7 +13,7 @@ import numpy as np
 
 from ..problem import Edges, Ints, Problem
 from ..schedule import Schedule
-from ..timeline import Floats, Timeline, simulate
+from ..schedule.timeline import Floats, Timeline, simulate
 from .arrays.accounts import compressed_rows
 from .arrays.problem_arrays import arrays_of
 from .syncs import Moments, Names, moments_in, pools_with_syncs, synced

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..problem import Ints, Problem
+from ..problem.tables import WHOLE, Bools
 from ..schedule import Schedule
-from ..tables import WHOLE, Bools
-from ..timeline import Timeline
+from ..schedule.timeline import Timeline
 from ..util.clock import Clock
 from ..util.errors import Deadlock
 from ..util.kernels import inner_kernel, kernel

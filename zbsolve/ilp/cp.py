@@ -20,9 +20,9 @@ from ..greedy.arrays.problem_arrays import arrays_of
 from ..greedy.lists.list_scheduler import schedule_by_start
 from ..greedy.syncs import slowing
 from ..problem import UNLIMITED, Ints, Problem
+from ..problem.tables import WHOLE, Bools, Edges
 from ..schedule import Schedule
-from ..tables import WHOLE, Bools, Edges
-from ..timeline import Precedence
+from ..schedule.timeline import Precedence
 from ..util.clock import Clock
 from ..util.machine import half_of_cores
 from .bounds.bound import STREAMS, Bound, rank_names, serial_length

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ..layer import layer_cuts
+from ..partition.layer import layer_cuts
 from ..partition.splits import NO_JUMP, Cut, Jump, Lanes, Splits, Wave
 from ..schedule import EverySplit, Split
 from ..util.clock import Clock

@@ -23,9 +23,9 @@ import pulp
 from ..greedy.arrays.problem_arrays import arrays_of
 from ..greedy.lists.list_scheduler import schedule_by_start
 from ..problem import UNLIMITED, Problem
+from ..problem.tables import Bools
 from ..schedule import Schedule
-from ..tables import Bools
-from ..timeline import Precedence
+from ..schedule.timeline import Precedence
 from ..util.errors import BadInput
 from .highs import solve_with_highs
 

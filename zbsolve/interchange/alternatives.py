@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .. import placement as placements
 from ..build.joined import with_fused_backward
 from ..build.restage import restaged
-from ..placement import describe
 from ..planner.candidate import Choice
 from ..planner.engines import Target
 from ..planner.planning import plan
 from ..planner.space import Only
 from ..problem import Problem
+from ..problem import placement as placements
+from ..problem.placement import describe
 from ..schedule import Schedule
 from ..systems import SYSTEMS, preset
 from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError

@@ -15,8 +15,8 @@ import numpy as np
 
 from .. import __version__
 from ..build.plain import MAX_PASSES
-from ..placement import check_routes, parse
 from ..problem import Ints, pass_name
+from ..problem.placement import check_routes, parse
 from ..util.errors import BadInput, prefixed
 from ..util.files import COUNT, checked
 from ..util.text import printable

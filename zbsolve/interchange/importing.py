@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from ..greedy.side_stream import with_side_streams, without_side_streams
-from ..known_steps import with_backwards_of
 from ..problem import Problem
+from ..problem.tables import Bools
+from ..profile.known_steps import with_backwards_of
 from ..profile.profile import Profile
+from ..profile.step import Step
 from ..schedule import IMPORTED, Schedule
-from ..step import Step
-from ..tables import Bools
 from ..util.errors import BadInput
 from ..util.files import parse_json, read_text
 from ..util.text import bytes_of_ranks, exact_bytes, printable

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..placement import describe
 from ..planner.engines import target
+from ..problem.placement import describe
 from ..schedule import Schedule
 from .exports import Export, Options
 from .foreign_order import python_file

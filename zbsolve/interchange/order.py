@@ -16,11 +16,11 @@ from ..build.links import without_links
 from ..build.sides import rows_begun
 from ..build.untrained import untrained_stages, with_backward
 from ..kinds import SHARDING, TABLE
-from ..placement import describe
 from ..planner.engines import ANY, Target
 from ..problem import Ints, Problem, pass_name
+from ..problem.placement import describe
 from ..schedule import Schedule
-from ..timeline import Precedence, longest_path
+from ..schedule.timeline import Precedence, longest_path
 from ..util.errors import BadInput
 from ..verifier import verify
 

@@ -17,8 +17,8 @@ import numpy as np
 from ..long_steps.check import violations
 from ..long_steps.repeated import RepeatedSchedule, counted
 from ..planner.engines import Target, target
+from ..problem.tables import Ints
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import BadInput
 from .exports import Export, LongExport, Options
 from .order import Cell, Order, Refused, backwards, needs, order_for

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..placement import describe
 from ..planner.candidate import Choice
 from ..planner.engines import target
 from ..planner.layout import RECOMPUTE, SELECTIVE
 from ..problem import Problem
+from ..problem.placement import describe
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .exports import Export, Options, layer_letters, stage_letters

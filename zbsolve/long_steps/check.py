@@ -33,7 +33,7 @@ import numpy as np
 from ..build.mixing import with_microbatches
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..timeline import Timeline
+from ..schedule.timeline import Timeline
 from ..util.columns import compiled
 from ..util.errors import BadInput
 from ..verifier import Violation

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from ..problem import Ints, Problem
-from ..problem_form import ProblemForm
+from ..problem.form import ProblemForm
 from ..schedule import Certificate, Schedule
 from ..util.columns import compiled, packed, unpacked
 from ..util.errors import BadInput

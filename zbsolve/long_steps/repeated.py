@@ -11,8 +11,8 @@ import numpy as np
 
 from ..build.mixing import with_microbatches
 from ..problem import Ints, Problem
+from ..problem.tables import Bools
 from ..schedule import Certificate, Schedule
-from ..tables import Bools
 from ..util.errors import BadInput
 
 

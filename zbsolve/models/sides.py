@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..layer import INPUTS, TARGETS, Names
+from ..partition.layer import INPUTS, TARGETS, Names
 from ..util.errors import BadInput
 
 

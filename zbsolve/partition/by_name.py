@@ -20,9 +20,9 @@ from math import ceil, comb
 
 import numpy as np
 
-from ..layer import begun, begun_stages, layer_cuts
 from ..util.errors import BadInput
 from .cuts import Floats, alpa, balanced_ranks, equal, even, spans
+from .layer import begun, begun_stages, layer_cuts
 from .stage_costs import StageCosts
 from .stage_memory import side_inputs
 

@@ -19,12 +19,12 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from ..layer import Layer, Link, layer_cuts, layer_ranges
-from ..placement import describe, parse_routes
+from ..problem.placement import describe, parse_routes
 from ..util.errors import BadInput
 from ..util.files import read_document, write_document
 from .by_name import SEARCHED, Partitioned
 from .cuts import Floats, alpa, equal, spans, submeshes
+from .layer import Layer, Link, layer_cuts, layer_ranges
 from .stage_costs import StageCosts
 
 

@@ -33,14 +33,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..build.plain import pipeline
-from ..layer import NO_LINK, Layer, layer_cuts
 from ..problem import Problem
+from ..problem.tables import Ints
 from ..schedule import EverySplit, LayerRow
-from ..tables import Ints
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible
 from ..util.kernels import kernel
 from .cuts import Floats
+from .layer import NO_LINK, Layer, layer_cuts
 from .stage_costs import StageCosts, least_step
 from .stage_memory import StageMemory
 

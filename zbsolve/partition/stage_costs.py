@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..layer import Layer, Link, Tied, begun, layer_cuts, side_values, split_known, untrained_layers
-from ..tables import Ints
+from ..problem.tables import Ints
 from ..util.errors import BadInput
 from .cuts import Floats, cut_dp, none_where_empty, spans
+from .layer import Layer, Link, Tied, begun, layer_cuts, side_values, split_known, untrained_layers
 from .stage_memory import NONE, Common, StageMemory, most_within
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..build.sides import SideInput
-from ..layer import NO_LINK, Layer, Link, Tied, layer_ranges, side_values
 from ..problem import MessageRoom
 from .cuts import Floats
+from .layer import NO_LINK, Layer, Link, Tied, layer_ranges, side_values
 
 MESSAGES = 2  # messages counted at each end of a stage: one received and one sent
 Place = int | NDArray[np.int64]  # a cut lies before this layer; several cuts are an array

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ..greedy.side_stream import with_side_streams, without_side_streams
-from ..layer import Link
+from ..partition.layer import Link
 from ..problem import Problem
 from ..profile.profile import Profile
+from ..profile.step import Step
 from ..schedule import GIVEN, Schedule
 from ..search.certify import certified
 from ..search.task import Task
-from ..step import Step
 from ..systems.one_direction import interleaved_in_groups, takes_groups
 from ..systems.table import preset, presets_of
 from ..util.errors import Infeasible

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..layer import MIN_BANDWIDTH, Link
+from ..partition.layer import MIN_BANDWIDTH, Link
 from ..profile.profile import ALL_REDUCE, CollectiveRow, Profile, collective_rows
 from ..util.errors import BadInput
 from ..util.files import AMOUNT, COUNT, checked, read_one_of, write_document

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
-from ..placement import describe
+from ..problem.placement import describe
 from ..util.errors import BadInput
 from ..util.text import did_you_mean
 from .layout import BESIDE, FIELDS, PLACEMENTS, SELECTIVE, Layout, Many, named

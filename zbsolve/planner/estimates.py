@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..tables import Ints
+from ..problem.tables import Ints
 from .bounds.space_bounds import SpaceBounds
 from .costs.columns import Costs
 from .layout import VEE, Layout

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..build.plain import pipeline
 from ..kinds import KINDS
-from ..layer import Link
+from ..partition.layer import Link
 from ..problem import Problem
+from ..schedule.timeline import Floats, Precedence, longest_path
 from ..systems.table import preset
-from ..timeline import Floats, Precedence, longest_path
 from ..util.errors import BadInput
 from ..util.files import read_text
 from .cluster import CLUSTERS, Cluster

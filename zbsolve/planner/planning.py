@@ -14,7 +14,7 @@ from ..search.task_runner import TaskRunner
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, WrongBound, interruption
 from ..util.text import parse_bytes
-from ..workers.workers import Workers, WorkersLost
+from ..util.workers import Workers, WorkersLost
 from .bounds.space_bounds import cheap_bounds, raising, unproven
 from .candidate import Candidate, in_a_named_order, in_its_order
 from .cluster import Cluster, cluster_of

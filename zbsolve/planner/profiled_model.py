@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 from ..features.lengths import MICROBATCH, SEQUENCES
-from ..layer import Layer, untrained_layers
+from ..partition.layer import Layer, untrained_layers
 from ..profile.profile import Profile
 from ..util.errors import BadInput
 from .layout import FULL, NONE

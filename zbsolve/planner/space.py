@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..features.cuts import SEQUENCE
+from ..problem.tables import Bools
 from ..profile.profile import Profile
-from ..tables import Bools
 from ..util.errors import BadInput
 from ..util.text import did_you_mean
 from .cluster import Cluster

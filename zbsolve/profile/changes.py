@@ -8,7 +8,7 @@ from math import erfc, sqrt
 
 import numpy as np
 
-from ..layer import Layer
+from ..partition.layer import Layer
 from ..util.errors import BadInput
 from ..util.files import Fields
 from ..util.statistics import quartiles

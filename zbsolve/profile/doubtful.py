@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ..features.table import FEATURES
-from ..layer import Layer, layer_ranges
+from ..partition.layer import Layer, layer_ranges
 from ..util.text import printable
 from .profile import Profile
 

@@ -11,7 +11,7 @@ import msgspec
 from ..features.cuts import without_kv_bytes
 from ..features.slices import negative_slice
 from ..features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
-from ..layer import NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied
+from ..partition.layer import NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied
 from ..util.errors import BadInput, prefixed
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time

@@ -10,7 +10,7 @@ from io import StringIO
 from typing import Any
 
 from ..features.lengths import MICROBATCH, SEQUENCES
-from ..layer import NO_LINK, HostLink, Layer, Link
+from ..partition.layer import NO_LINK, HostLink, Layer, Link
 from ..util.errors import BadInput
 from ..util.files import parse_json, read_text
 from ..util.text import LARGEST, has_unit, parse_bytes, parse_rate, parse_time

@@ -14,8 +14,8 @@ from math import inf
 import numpy as np
 
 from ..problem import Problem
-from ..timeline import Floats
-from ..trace import Trace
+from ..schedule.timeline import Floats
+from ..schedule.trace import Trace
 from ..util.files import Fields
 from ..util.statistics import weighted_median
 

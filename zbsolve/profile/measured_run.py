@@ -11,10 +11,10 @@ import numpy as np
 from ..features.lengths import MESSAGES_ALIKE
 from ..features.table import FEATURES
 from ..kinds import LINKS as SHARED
-from ..layer import Layer, Link, layer_ranges
+from ..partition.layer import Layer, Link, layer_ranges
 from ..problem import Problem
-from ..timeline import Floats
-from ..trace import Trace
+from ..schedule.timeline import Floats
+from ..schedule.trace import Trace
 from ..util.errors import BadInput
 from ..util.statistics import weighted_median
 from .doubtful import model_said_by

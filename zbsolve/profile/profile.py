@@ -10,14 +10,14 @@ from typing import Annotated, Any
 import msgspec
 
 from ..features.vocabulary import VocabularyCosts
-from ..layer import HostLink, Layer, Link, Tied, side_values, split_known
+from ..partition.layer import HostLink, Layer, Link, Tied, side_values, split_known
 from ..problem import Problem
-from ..problem_form import check_slowdowns
-from ..step import Step
-from ..tables import Slowdown
+from ..problem.form import check_slowdowns
+from ..problem.tables import Slowdown
 from ..util.errors import BadInput, prefixed
 from ..util.files import checked, read_part_of, write_document
 from .form import check_some_time, fields_from, host_from, profile_form, states_from, tied_from, vocabulary_from
+from .step import Step
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST = COLLECTIVES = (
     "all_reduce",

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..problem import Problem
-from ..tables import Ints
-from ..timeline import Floats
-from ..trace import REPLAYED, Trace
+from ..problem.tables import Ints
+from ..schedule.timeline import Floats
+from ..schedule.trace import REPLAYED, Trace
 from ..util.files import Fields
 from ..util.text import format_time
 from .lengths import Lengths, lengths_of, with_times

@@ -30,14 +30,14 @@ from ..features.keeping import KEEPING
 from ..features.table import FEATURES
 from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..ilp.bounds.bound import WHOLE, serial_length
-from ..noise import Aim
 from ..partition.by_name import FEW, SEARCHED, ordered_neighbours
 from ..partition.file import Partition
 from ..partition.splits import Splits
-from ..placement import parse
+from ..problem.placement import parse
+from ..profile.noise import Aim
 from ..profile.profile import Profile
+from ..profile.step import OPEN, Step
 from ..schedule import Schedule
-from ..step import OPEN, Step
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, Unfit
 from ..util.files import Fields

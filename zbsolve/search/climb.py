@@ -19,11 +19,11 @@ from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..greedy.blocks.building_block import shift_lengths
 from ..greedy.decoding import decode, to_schedule
-from ..layer import layer_cuts
+from ..partition.layer import layer_cuts
 from ..partition.stage_costs import StageCosts
 from ..profile.profile import Profile
+from ..profile.step import Step
 from ..schedule import Schedule
-from ..step import Step
 from ..util.clock import Clock
 from ..util.errors import Infeasible, Unfit
 from ..util.text import rows_of_numbers

@@ -1,4 +1,8 @@
-"""The source "fewer microbatches": solve a problem of fewer microbatches, then repeat its steady state up to all of them."""
+"""The source "fewer microbatches": solve a problem of fewer microbatches, then repeat its steady state up to all of them.
+
+Between warm-up and cool-down a pipeline repeats itself every few microbatches. A search with few microbatches costs a
+fraction, and the ramps are the same. The repeated times are only targets, which decoding repairs.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ import numpy as np
 
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS
-from ..greedy.blocks.steady_state import microbatches_in_flight, microbatches_in_memory, targets_cut_by_time
+from ..greedy.blocks.building_block import microbatches_in_flight, microbatches_in_memory
 from ..greedy.decoding import decode, to_schedule
-from ..problem import Problem
+from ..problem import Ints, Problem
 from ..schedule import Schedule
 from .state import State
 
@@ -24,6 +28,7 @@ WORTH_SHARE = 1 / 3  # of the microbatches: up to so many, a small problem is wo
 MIN_DECODINGS = 2_000  # if the time allows fewer decodings, it is better spent on blocks
 CUTS = 16  # parts of a small schedule that are tried as the steady state; the first few are usually the best
 CUT_RULES = (RULES[2], RULES[1], RULES[0])
+MAX_REPEATED, MOMENTS = 16, 38  # the most microbatches of a repeated part; moments at which a schedule is cut
 PAUSE = 2.0  # the small search runs for this many times the cost of repeating before its schedule is repeated again
 
 Search = Callable[[State], Iterator[None]]
@@ -99,3 +104,47 @@ def _offer_repeated(state: State, g: MicrobatchGraph, small: Schedule | None) ->
                 best = decoded
     if best is not None:
         state.offer(to_schedule(state.problem, g, best.order), "extension")
+
+
+def targets_cut_by_time(start: Ints, microbatches: int, least: float = 0.0, flight: int = 1) -> Iterator[Ints]:
+    """Target starts, µs, shape (lanes, microbatches), from start times of fewer microbatches, cut at a moment.
+
+    At a moment of the steady state, lanes have begun different numbers of microbatches. So each lane's passes up to the
+    moment stay, its next q are repeated until there are enough, a period later each time, and the rest comes behind.
+    least: a lower bound for so many microbatches, µs. flight: microbatches in flight at once; in little memory a steady
+    state repeats so many. The most promising parts come first: those that would not beat `least` (ramps would), then those
+    with all lanes, then those whose slowest lane is fastest.
+    """
+    few, steady = start.shape[1], {}
+    further, span = microbatches - few, float(start.max() - start.min())
+    for moment in np.linspace(start.min(), start.max(), MOMENTS + 2)[1:-1]:
+        begun = (start < moment).sum(axis=1)
+        for q in sorted({*range(1, MAX_REPEATED + 1), flight}):
+            step = _steps(start, begun, q)
+            if 2 * len(step) >= len(start):
+                no_steady_state = span + further * float(np.median(step)) / q < least
+                score = no_steady_state, len(step) < len(start), float(step.max()) / q
+                steady[q, begun.tobytes()] = score, q, begun
+    for _, q, begun in sorted(steady.values(), key=lambda entry: entry[:2]):
+        yield _with_part_repeated(start, begun, q, further, float(np.median(_steps(start, begun, q))))
+
+
+def _steps(start: Ints, begun: Ints, q: int) -> Ints:
+    """For lanes with more than q passes left: µs from the first pass that has not begun to the q-th one after it."""
+    lanes = np.flatnonzero(begun + q < start.shape[1])
+    return start[lanes, begun[lanes] + q] - start[lanes, begun[lanes]]
+
+
+def _with_part_repeated(start: Ints, begun: Ints, q: int, more: int, period: float) -> Ints:
+    """Repeat the q passes of each lane behind its begun ones, a period (µs) later each time, until there are `more` further
+    passes. A lane with fewer than q left repeats its last q, behind its end."""
+    few = start.shape[1]
+    ends = begun + q > few
+    cut = np.where(ends, few, begun)[:, None]
+    first = np.where(ends, few - q, begun)[:, None]
+    j = np.arange(few + more)[None]
+    turn = (j - cut) // q + ends[:, None]
+    middle, before = (j >= cut) & (j < cut + more), j < cut
+    source = np.where(before, j, np.where(middle, first + (j - cut) % q, j - more))
+    shift = np.where(before, 0.0, np.where(middle, turn * period, more / q * period))
+    return (np.take_along_axis(start, source, axis=1) + shift).astype(np.int64)

@@ -12,8 +12,8 @@ import numpy as np
 from ..build.work import MOST_PIECES, Work, homes_of, with_work
 from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Problem
+from ..problem.tables import Ints
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.clock import Clock
 from ..util.errors import BadInput, NotFound
 from .certify import QUICK_PASSES

@@ -21,12 +21,12 @@ from ..features.feature import AUTO, is_auto
 from ..features.keeping import BOTH as FIELDS
 from ..features.keeping import all_copied, all_kept, check_open, least_kept
 from ..features.table import compared
-from ..handover import needed
 from ..ilp.bounds.any_choice import bound_over_choices
 from ..ilp.bounds.closed_forms import closed_form
 from ..partition.file import Partition
 from ..profile.profile import Profile
-from ..step import Step
+from ..profile.step import Step
+from ..schedule.handover import needed
 from ..util.clock import Clock
 from ..util.errors import Infeasible, NotFound, Unfit
 from ..util.files import write_document

@@ -14,12 +14,12 @@ from math import ceil
 
 import numpy as np
 
-from ..handover import lacking
 from ..ilp.bounds.bound import Bound
 from ..ilp.bounds.closed_forms import closed_form
-from ..noise import Aim
 from ..problem import Problem
+from ..profile.noise import Aim
 from ..schedule import Schedule
+from ..schedule.handover import lacking
 from ..systems.table import presets_of
 from ..util.clock import Clock
 from ..verifier import verify

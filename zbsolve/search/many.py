@@ -2,7 +2,7 @@
 
 A *round* is a part of the order that repeats with a fixed period. Every source here makes a short order of `few`
 microbatches: a named schedule, a repeated building block, or a small step that was solved and whose steady state was
-repeated (`greedy.blocks.steady_state`). If the short order has rounds, further copies of the round stretch it to all
+repeated (`search.extension`). If the short order has rounds, further copies of the round stretch it to all
 microbatches. Each copy adds one period (proof: `long_steps.check`). The bound needs one microbatch (`ilp.bounds.many`).
 """
 
@@ -19,12 +19,10 @@ from ..build.mixing import with_microbatches
 from ..greedy.annealing import justified
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE
-from ..greedy.blocks.building_block import BuildingBlock, earliest_offsets, shorter_blocks
+from ..greedy.blocks.building_block import BuildingBlock, earliest_offsets, microbatches_in_flight, shorter_blocks
 from ..greedy.blocks.packing import least_packed
 from ..greedy.blocks.period_search import anneal_block
-from ..greedy.blocks.steady_state import microbatches_in_flight, targets_cut_by_time
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
-from ..handover import lacking
 from ..ilp.bounds.bound import Bound
 from ..ilp.bounds.many import bound_of_many, check_plain
 from ..long_steps.check import earliest_starts, peaks, value_of
@@ -32,10 +30,11 @@ from ..long_steps.files import MAX_PASSES
 from ..long_steps.repeated import RepeatedSchedule, Round, find_round
 from ..problem import Ints, Problem
 from ..schedule import Certificate
+from ..schedule.handover import lacking
 from ..systems.table import LongSystem, lane_order, long_systems_of, presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, interruption
-from .extension import CUT_RULES
+from .extension import CUT_RULES, targets_cut_by_time
 from .solver import ready, solve
 
 EVERY = (1, 2, 3, 4, 6, 8, 12)  # round sizes that are tried, in microbatches

@@ -9,14 +9,14 @@ from typing import Any
 
 from ..build.mixing import one_microbatch_needs
 from ..greedy.syncs import with_syncs
-from ..handover import needed
 from ..problem import Ints, Problem
 from ..schedule import Certificate, Schedule, relative_gap
+from ..schedule.handover import needed
 from ..systems.table import presets_of
 from ..util.clock import LEAST_TIME, Clock, limit_of
 from ..util.errors import Infeasible
+from ..util.workers import WorkersLost
 from ..verifier import verify
-from ..workers.workers import WorkersLost
 from .certify import check_bound
 from .task import Answer, Task
 from .task_runner import TaskRunner

@@ -17,12 +17,12 @@ import numpy as np
 from ..greedy.orders.critical_moves import OrderTables, decided_by_orders, move, possible, schedule_of, tables_of
 from ..greedy.orders.order_times import CIRCLE, hold, retime, time_all
 from ..greedy.syncs import with_syncs
-from ..handover import lacking
-from ..noise import AIMS, Aim, Noise, Spread, UnderNoise, under_noise
 from ..problem import Ints
+from ..problem.tables import Bools
+from ..profile.noise import AIMS, Aim, Noise, Spread, UnderNoise, under_noise
 from ..schedule import Schedule
-from ..tables import Bools
-from ..timeline import Floats
+from ..schedule.handover import lacking
+from ..schedule.timeline import Floats
 from ..util.clock import Clock
 from ..util.errors import interruption
 from ..util.kernels import kernel

@@ -14,9 +14,9 @@ from ..features.feature import AUTO
 from ..features.lengths import Lengths
 from ..features.packing import Packing, pack
 from ..profile.profile import Profile
+from ..profile.step import Step
 from ..schedule import Schedule
-from ..step import Step
-from ..timeline import Floats
+from ..schedule.timeline import Floats
 from ..util.errors import BadInput
 from .auto import solve_auto
 

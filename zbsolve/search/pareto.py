@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..placement import describe
 from ..problem import Ints, Problem
+from ..problem.placement import describe
 from ..profile.profile import Profile
+from ..profile.step import Step
 from ..schedule import Schedule
-from ..step import Step
 from ..systems.table import system
 from ..util.clock import Clock
 from ..util.errors import BadInput

@@ -17,14 +17,14 @@ from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..greedy.syncs import pools_with_syncs
 from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Ints, Problem
+from ..profile.step import Step
 from ..schedule import Certificate, Schedule
-from ..step import Step
+from ..schedule.timeline import Floats, Precedence, longest_path
 from ..systems.table import is_named
-from ..timeline import Floats, Precedence, longest_path
 from ..util.clock import limit_of
 from ..util.errors import Deadlock, interruption
+from ..util.workers import WorkersLost
 from ..verifier import verify
-from ..workers.workers import WorkersLost
 from .certify import QUICK_PASSES, check_bound
 from .task import Answer, Task
 from .task_runner import ROUND, TaskRunner

@@ -23,14 +23,14 @@ from ..greedy.lists.list_scheduler import deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.orders.many_starts import try_moves
 from ..greedy.syncs import with_syncs, with_waits
-from ..handover import lacking, most_waiting
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..kinds import WORK
-from ..noise import Aim
 from ..partition.splits import Lanes, Splits
 from ..problem import OBJECTIVES, Ints, Problem
+from ..profile.noise import Aim
 from ..schedule import LayerRow, Schedule
+from ..schedule.handover import lacking, most_waiting
 from ..systems.table import PRESETS, is_named, name_on, preset, presets_of
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, interruption

@@ -13,13 +13,13 @@ from functools import partial
 
 from ..greedy.lists.list_scheduler import Policy, list_schedule
 from ..greedy.side_stream import same_order, with_side_streams, without_orders_beside
-from ..handover import lacking
 from ..ilp.bounds.bound import Bound, rounded_up, value_unit
 from ..ilp.bounds.closed_forms import each_closed_form
 from ..ilp.bounds.necessary_arcs import MAX_LANES
 from ..ilp.ranks.end_losses import NO_INCUMBENT
 from ..problem import Ints, Problem
 from ..schedule import Schedule
+from ..schedule.handover import lacking
 from ..util.clock import Clock, TimeUp
 from ..util.errors import Deadlock, NotFound
 from ..util.machine import cores, half_of_cores

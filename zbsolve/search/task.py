@@ -16,14 +16,14 @@ import msgspec
 
 from ..greedy.side_stream import with_side_streams
 from ..ilp.bounds.many import repeated_microbatch
-from ..order import order_as_json, order_from
 from ..problem import Problem
-from ..problem_form import ProblemForm
+from ..problem.form import ProblemForm
 from ..schedule import Certificate, Schedule
+from ..schedule.order import order_as_json, order_from
 from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, raised
 from ..util.files import checked
 from ..util.machine import LIBRARIES, library_versions, machine_facts, yardstick
-from ..workers.workers import Rival, threads_each
+from ..util.workers import Rival, threads_each
 from .many import solve_many, worth_repeating
 from .solver import compiled, retimed, solve
 from .state import Contest

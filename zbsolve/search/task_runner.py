@@ -15,8 +15,8 @@ from threading import TIMEOUT_MAX, Timer
 
 from ..ilp.bounds.bound import Bound
 from ..util.clock import Clock
-from ..workers.dask_workers import workers_on
-from ..workers.workers import Notice, Rival, Workers
+from ..util.dask_workers import workers_on
+from ..util.workers import Notice, Rival, Workers
 from .state import Contest, State
 from .task import Answer, Task, answer_from, answer_task, solve_task, task_text
 

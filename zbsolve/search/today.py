@@ -18,15 +18,15 @@ import numpy as np
 
 from ..build.restage import restaged, with_units_in_flight
 from ..greedy.syncs import with_syncs
-from ..handover import lacking
-from ..known_steps import step_again
-from ..placement import describe, loop, vee
 from ..problem import Problem
+from ..problem.placement import describe, loop, vee
+from ..profile.known_steps import step_again
 from ..profile.measured_run import FROM_STEPS, LINKS
 from ..profile.profile import Profile
 from ..profile.slow import problem_now
 from ..schedule import GIVEN, Schedule
-from ..trace import Trace
+from ..schedule.handover import lacking
+from ..schedule.trace import Trace
 from ..util.errors import BadInput, Infeasible, NotFound
 from ..verifier import verify
 from .certify import certified

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..kinds import KINDS
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..timeline import Timeline
-from ..trace import Trace
+from ..schedule.timeline import Timeline
+from ..schedule.trace import Trace
 from ..util.errors import BadInput
 from ..util.statistics import quartiles
 from ..util.text import aligned, first_difference, format_time, times_note

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ilp.steady.rounds import period, rounds_of
-from ..placement import parse_routes
 from ..problem import Problem
+from ..problem.placement import parse_routes
 from ..schedule import Schedule
 from ..systems.problems import problem_for
 from ..systems.table import GROUPS, SYSTEMS, System, preset

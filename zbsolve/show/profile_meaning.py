@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..layer import layer_ranges
+from ..partition.layer import layer_ranges
 from ..partition.stage_memory import StageMemory
 from ..profile.profile import Profile
-from ..step import Step
+from ..profile.step import Step
+from ..schedule.timeline import Timeline
 from ..systems.problems import step_for
 from ..systems.table import preset
-from ..timeline import Timeline
 from ..util.errors import BadInput
 from ..util.text import counted, format_bytes, format_time, time_unit
 

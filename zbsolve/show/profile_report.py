@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..layer import layer_ranges
 from ..partition.by_name import Partitioned
+from ..partition.layer import layer_ranges
 from ..partition.stage_costs import StageCosts
 from ..profile.doubtful import doubts
 from ..profile.profile import Profile

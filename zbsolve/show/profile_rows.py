@@ -15,7 +15,7 @@ import numpy as np
 
 from ..features.slices import overheads, slice_times, timed_slices
 from ..kinds import TABLE
-from ..layer import NO_LINK, Layer
+from ..partition.layer import NO_LINK, Layer
 from ..profile.doubtful import LONG_SPLIT, SHORT_SPLIT
 from ..profile.profile import Profile
 from ..util.statistics import median_error

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..kinds import KINDS
-from ..placement import describe
+from ..problem.placement import describe
 from ..profile.changes import KINDS as MEASURED
 from ..profile.changes import MIN_SAMPLES, Change, Drift
 from ..profile.lengths import Stall
+from ..schedule.trace import Trace
 from ..search.today import UNITS, Better, Today
-from ..trace import Trace
 from ..util.statistics import quartiles
 from ..util.text import aligned, exact_time, format_bytes, format_gap, format_time, printable
 from .sentences import by_microbatch

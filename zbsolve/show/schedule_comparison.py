@@ -15,7 +15,7 @@ from ..util.errors import BadInput
 from ..util.text import first_difference, format_times
 
 if TYPE_CHECKING:
-    from ..noise import UnderNoise
+    from ..profile.noise import UnderNoise
 
 PARTS = ("S", "FQ")  # kinds that do a part of the work of F or of a backward
 BACKWARDS = ("B", "W", "BW")

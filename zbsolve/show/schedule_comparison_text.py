@@ -18,7 +18,7 @@ from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComp
 from .sentences import by_microbatch, certificate_lines, headline, placed, without_notes
 
 if TYPE_CHECKING:
-    from ..noise import UnderNoise
+    from ..profile.noise import UnderNoise
 
 MAX_DIFFERENCES = 4  # ranks whose first difference is shown
 MAX_PEAKS = 16  # of more ranks only the largest and the smallest peak are shown
@@ -130,7 +130,7 @@ def absent_lines(c: ScheduleComparison) -> list[str]:
 
 def _noise(under_noise: UnderNoise) -> tuple[str, Rows]:
     """Step times where times of passes vary, with bounds; the rank, kinds and stages most often on the critical path."""
-    from ..noise import SHARES
+    from ..profile.noise import SHARES
 
     first = next(iter(under_noise.spreads.values()))
     unit, show = time_unit(max(spread.at(SHARES[-1])[0] for spread in under_noise.spreads.values()))

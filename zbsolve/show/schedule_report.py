@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ..kinds import KINDS, TABLE
 from ..problem import Ints
 from ..schedule import Schedule
-from ..timeline import Timeline
-from ..trace import Trace
+from ..schedule.timeline import Timeline
+from ..schedule.trace import Trace
 from ..util.text import format_bytes, format_time, printable
 from .comparison import NOT_COUNTED, Comparison, check_trace, compare, comparison_as_text, step_time
 from .pages import packed, render

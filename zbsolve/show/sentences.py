@@ -8,11 +8,11 @@ from typing import Any
 
 from ..features.offload import copy_ratio
 from ..ilp.bounds.bound import IN_ORDER
-from ..placement import describe
 from ..problem import Problem
+from ..problem.placement import describe
 from ..profile.profile import Profile
+from ..profile.step import Step
 from ..schedule import Certificate, Schedule
-from ..step import Step
 from ..util.errors import BadInput
 from ..util.text import exact_time, format_bytes, format_times, printable
 

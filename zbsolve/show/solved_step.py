@@ -23,13 +23,13 @@ from ..partition.stage_costs import least_step
 from ..problem import Problem
 from ..profile.doubtful import rounding_note
 from ..profile.profile import Profile
+from ..profile.step import Step
 from ..schedule import Schedule
 from ..search.auto import Tried
 from ..search.certify import certified
 from ..search.keeping import bound_of_every_choice
 from ..search.least_peak import LeastPeak
 from ..search.noisy import LeastUnderNoise
-from ..step import Step
 from ..systems.problems import usual_schedule
 from ..systems.table import preset
 from ..util.errors import BadInput, Infeasible

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..handover import most_waiting
 from ..long_steps.check import peaks
 from ..long_steps.repeated import RepeatedSchedule
 from ..partition.by_name import moves_between
 from ..schedule import Schedule, relative_gap
+from ..schedule.handover import most_waiting
 from ..search.idle_room import Placed, Room
 from ..util.text import (
     aligned,

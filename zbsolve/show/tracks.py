@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ..kinds import KINDS, TABLE
 from ..problem import Ints, Problem
 from ..schedule import Schedule
-from ..timeline import Timeline
-from ..trace import Trace
+from ..schedule.timeline import Timeline
+from ..schedule.trace import Trace
 from ..util.text import printable
 from .comparison import check_trace
 

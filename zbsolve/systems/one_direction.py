@@ -11,8 +11,8 @@ import numpy as np
 from ..greedy.lists.list_scheduler import list_schedule
 from ..greedy.lists.policy_annealing import starting_policies
 from ..greedy.side_stream import with_side_streams, without_side_streams
-from ..placement import describe
 from ..problem import Ints, Problem
+from ..problem.placement import describe
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .plain_step import PlainStep, Rows, WrongPlacement, check_plain, order_of, plain_stages, rows_of, step_in_rows

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..problem import Problem
+from ..problem.tables import Ints
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import NotFound
 from ..util.kernels import inner_kernel, kernel
 from .one_direction import zb_h1

@@ -16,11 +16,11 @@ import numpy as np
 from ..build.numbers import Numbers, whole_numbers
 from ..greedy.lists.list_scheduler import schedule_by_start
 from ..greedy.side_stream import without_side_streams
-from ..placement import describe
 from ..problem import Problem
+from ..problem.placement import describe
+from ..problem.tables import Bools, Edges, Ints
 from ..schedule import Schedule
-from ..tables import Bools, Edges, Ints
-from ..timeline import Timeline, simulate
+from ..schedule.timeline import Timeline, simulate
 from ..util.errors import BadInput
 from .plain_step import WrongPlacement, order_of, plain_stages
 

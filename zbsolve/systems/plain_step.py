@@ -10,8 +10,8 @@ import numpy as np
 
 from ..greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
 from ..kinds import ATTENTION, KINDS
-from ..placement import describe
 from ..problem import Ints, Problem
+from ..problem.placement import describe
 from ..schedule import Schedule
 from ..util.errors import BadInput
 

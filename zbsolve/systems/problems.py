@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .. import placement as placements
 from ..build.numbers import Numbers
 from ..build.offload import Host, with_offload
 from ..build.plain import pipeline
@@ -19,9 +18,10 @@ from ..features.table import usual
 from ..kinds import OFFLOAD, SLICES, UPDATES, VOCABULARY
 from ..partition.file import Partition
 from ..problem import Problem
+from ..problem import placement as placements
 from ..profile.profile import Profile
+from ..profile.step import Step
 from ..schedule import Schedule
-from ..step import Step
 from ..util.errors import BadInput, Infeasible
 from .table import SYSTEMS, System, preset, system
 

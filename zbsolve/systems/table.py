@@ -16,13 +16,13 @@ from functools import partial
 from importlib import resources
 from typing import Any, NamedTuple
 
-from .. import placement as placements
 from ..build.numbers import Numbers
 from ..build.recompute import without_recompute
 from ..build.untrained import with_backward
 from ..greedy.side_stream import with_side_streams, without_side_streams
 from ..kinds import OFFLOAD, SLICES, UPDATES, VOCABULARY
 from ..problem import Ints, Problem
+from ..problem import placement as placements
 from ..schedule import Schedule
 from ..util.errors import BadInput, Deadlock, NotFound, prefixed
 from . import one_direction, one_gap, pipeoffload, slices, two_directions, vee, vee_times

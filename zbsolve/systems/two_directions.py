@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..build.joined import JOINED, with_joined
 from ..kinds import KINDS
-from ..placement import mirror
 from ..problem import Problem
+from ..problem.placement import mirror
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from .plain_step import FUSED, SPLIT, WrongPlacement, check_plain, order_of

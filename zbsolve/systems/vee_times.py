@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..problem import Problem
+from ..problem.tables import Ints
 from ..schedule import Schedule
-from ..tables import Ints
 from ..util.errors import NotFound
 from ..util.kernels import kernel
 from .plain_step import B, F, StepTimes, W, check_plain, order_of, schedule_of, times_of

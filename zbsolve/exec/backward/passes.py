@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...build.untrained import untrained_stages
-from ...tables import Ints
+from ...problem.tables import Ints
 from ...util.errors import BadInput
 from ..base.handler import Graph, Handler
 from ..base.part import RankState, share_of_loss

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...problem import Problem
-from ...tables import Ints, Pass
+from ...problem.tables import Ints, Pass
 from ...util.errors import BadInput
 from .part import RankState, Run
 from .program import Action

@@ -19,7 +19,7 @@ from ...long_steps.check import RankPart
 from ...models.by_name import load
 from ...models.model import Model
 from ...schedule import Schedule
-from ...trace import SLACK, Trace
+from ...schedule.trace import SLACK, Trace
 from ...util.errors import BadInput, RunFailed
 from ...util.machine import cores
 from ..base.part import Hooks

@@ -24,7 +24,7 @@ import torch
 from ...long_steps.check import CheckedRounds
 from ...long_steps.files import load_unrolled, save
 from ...schedule import Schedule
-from ...trace import Trace
+from ...schedule.trace import Trace
 from ...util.errors import BadInput, LostRank, RunFailed, ZbsolveError, one_line
 from ...util.files import write_text
 from ...util.machine import child_environment
@@ -278,9 +278,7 @@ def _run_rank(folder: Path, rank: int) -> None:
     announce = _announcer(folder, rank)
     announce("start")
     trace = run_group(
-        rank,
-        job["ranks"],
-        rank,
+        (rank, job["ranks"], rank),
         f"file://{folder / 'store'}",
         partial(read_schedule, str(folder / "schedule.json"), rank),
         job["spec"],

@@ -22,7 +22,7 @@ from ...long_steps.repeated import RepeatedSchedule
 from ...models.by_name import load as load_model
 from ...problem import Problem
 from ...schedule import Schedule
-from ...trace import Trace
+from ...schedule.trace import Trace
 from ...util.errors import BadInput, LostRank, ZbsolveError, one_line
 from ..choices import BACKENDS, device_of, local_place
 from ..emulate import OWN_TIMES, Times
@@ -142,7 +142,7 @@ def run_torchrun(path: str, spec: str, options: Options) -> tuple[Prediction, Tr
             predicted.append(Prediction.of(given))
         return given
 
-    measured = run_group(rank, ranks, local, "env://", prepare, spec, options, lambda name: None)
+    measured = run_group((rank, ranks, local), "env://", prepare, spec, options, lambda name: None)
     return None if measured is None else (predicted[0], measured)
 
 
@@ -181,18 +181,18 @@ def _check_rounds(long: RepeatedSchedule, options: Options) -> None:
 
 
 def run_group(
-    rank: int,
-    ranks: int,
-    local: int,
+    place: tuple[int, int, int],
     rendezvous: str,
     prepare: Callable[[], Schedule | Rounds],
     spec: str,
     options: Options,
     announce: Announce,
 ) -> Trace | RunNumbers | None:
-    """Join the process group, run this rank, leave. local: its number on its machine. rendezvous: torch's `init_method`.
-    prepare: reads and checks the schedule first; if it fails on one rank, it fails on all. announce: called with what the
-    rank does. Raises BadInput, RunFailed. A rank that hangs, and cannot report that, ends its own process."""
+    """Join the process group, run a rank, leave. place: the rank, how many there are, and its number on its machine.
+    rendezvous: torch's `init_method`. prepare: reads and checks the schedule first; if it fails on one rank, it fails on
+    all. announce: called with what the rank does. Raises BadInput, RunFailed. A rank that hangs, and cannot report that,
+    ends its own process."""
+    rank, ranks, local = place
     torch.set_num_threads(1)
     clock = Watchdog(rank, options, announce)
     clock.announce("joining")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...build.vocabulary import barriers_of
-from ...tables import Ints
+from ...problem.tables import Ints
 from ...util.errors import BadInput
 from ..backward.passes import HANDLERS as PLAIN
 from ..base.handler import Graph, Handler

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...problem import UNLIMITED, Ints, Problem
-from ...tables import Bools
+from ...problem.tables import Bools
 from ...util.columns import looped
 
 Records = NDArray[Any]  # a table of records

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...problem import UNLIMITED, Ints, Problem
-from ...timeline import Precedence, longest_path
+from ...schedule.timeline import Precedence, longest_path
 from .accounts import Accounts, accounts_of, brings_back, compressed_rows, copies_out, serial_places
 
 NEVER = 1 << 60  # µs: later than any time

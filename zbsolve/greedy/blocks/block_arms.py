@@ -14,10 +14,17 @@ from ...util.clock import Clock, TimeShare
 from ..annealing import Annealing, Pattern, anneal_pattern, anneal_targets, justified
 from ..arrays.microbatch import MicrobatchGraph, least_value, rank_work, shortened
 from ..decoding import Decoded, DecodeRule, decode, repeated_targets
-from .building_block import BuildingBlock, earliest_offsets, period_lower_bound, serial_block, shift_lengths, shorter_blocks
+from .building_block import (
+    BuildingBlock,
+    earliest_offsets,
+    microbatches_in_flight,
+    period_lower_bound,
+    serial_block,
+    shift_lengths,
+    shorter_blocks,
+)
 from .packing import COARSE, FINE, least_packed
 from .period_search import anneal_block
-from .steady_state import microbatches_in_flight
 
 RULES = (
     DecodeRule(1, 0, 2),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Ints, Problem
-from ...tables import Bools
+from ...problem.tables import Bools
 from ...util.kernels import kernel
 from ..arrays.accounts import compressed_rows
 from ..arrays.microbatch import MicrobatchGraph, rank_work

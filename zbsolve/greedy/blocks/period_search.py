@@ -14,7 +14,7 @@ import numpy as np
 
 from ...problem import Ints, Problem
 from ...schedule import Schedule
-from ...timeline import Timeline
+from ...schedule.timeline import Timeline
 from ...util.kernels import kernel
 from ..arrays.microbatch import MicrobatchGraph, microbatch_graph, rank_work
 from ..side_stream import in_time_order, with_side_streams, without_side_streams

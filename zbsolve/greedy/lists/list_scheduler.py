@@ -14,7 +14,7 @@ import numpy as np
 
 from ...problem import Ints, Problem
 from ...schedule import Schedule
-from ...timeline import Floats
+from ...schedule.timeline import Floats
 from ...util.errors import NotFound
 from ...util.kernels import inner_kernel, kernel
 from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch, usual_ahead

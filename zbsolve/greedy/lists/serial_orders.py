@@ -20,7 +20,7 @@ import numpy as np
 
 from ...problem import UNLIMITED, Ints, Problem
 from ...schedule import Schedule
-from ...timeline import Floats
+from ...schedule.timeline import Floats
 from ...util.errors import NotFound
 from ..arrays.accounts import brings_back
 from ..arrays.problem_arrays import ProblemArrays, arrays_of

@@ -18,8 +18,8 @@ from functools import lru_cache
 import numpy as np
 
 from ...problem import Ints, Problem
+from ...problem.tables import Edges
 from ...schedule import Schedule
-from ...tables import Edges
 from ...util.clock import Clock
 from ...util.errors import Deadlock
 from ..side_stream import behind_collectives, held_by_others, in_their_place, room_beside, with_side_streams

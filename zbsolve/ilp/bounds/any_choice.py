@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Ints, Problem
-from ...timeline import Floats, Precedence, longest_path
+from ...schedule.timeline import Floats, Precedence, longest_path
 from ...util.errors import BadInput
 from .bound import CHOICES, Bound, serial_length
 from .closed_form_kernels import one_machine

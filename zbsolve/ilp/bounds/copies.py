@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import UNLIMITED, Ints, Problem
-from ...tables import Edges
-from ...timeline import Floats
+from ...problem.tables import Edges
+from ...schedule.timeline import Floats
 from .closed_form_kernels import most_energy
 from .energy import least_lifespans, paths_within
 from .path_walks import NO_PATH

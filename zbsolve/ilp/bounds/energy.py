@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...problem import UNLIMITED, Ints, Problem
-from ...tables import Bools
+from ...problem.tables import Bools
 from .bound import AREA, Bound
 from .closed_form_kernels import ByMicrobatch, least_window, longest_paths_between, one_machine
 from .memory_arcs import held_beside

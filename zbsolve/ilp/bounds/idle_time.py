@@ -19,7 +19,7 @@ import numpy as np
 
 from ...greedy.arrays.problem_arrays import ProblemArrays, arrays_of
 from ...problem import UNLIMITED, Ints, Problem
-from ...tables import Bools
+from ...problem.tables import Bools
 from .closed_form_kernels import unbounded_knapsack
 from .memory_arcs import bytes_within
 

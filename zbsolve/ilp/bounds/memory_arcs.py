@@ -22,7 +22,7 @@ import numpy as np
 from ...greedy.arrays.accounts import compressed_rows
 from ...greedy.arrays.problem_arrays import arrays_of
 from ...problem import UNLIMITED, Ints, Problem
-from ...tables import Bools
+from ...problem.tables import Bools
 from ...util.kernels import kernel
 
 # --- What side streams hold: parameters, gradients that are not summed yet ---

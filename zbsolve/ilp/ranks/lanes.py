@@ -14,7 +14,7 @@ import numpy as np
 
 from ...greedy.arrays.problem_arrays import arrays_of
 from ...problem import UNLIMITED, Ints, Problem
-from ...timeline import Floats
+from ...schedule.timeline import Floats
 from ..bounds.bound import GROUP_KINDS, OWN_WINDOWS, SEARCHED_RANKS, WINDOW_KINDS, Bound, rank_names, serial_length
 from ..bounds.energy import paths_within
 from ..bounds.memory_arcs import INFINITE, bytes_within, held_beside

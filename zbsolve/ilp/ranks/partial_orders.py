@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...greedy.arrays.accounts import Records
-from ...tables import Bools, Ints
+from ...problem.tables import Bools, Ints
 from ...util.kernels import kernel
 from .search_tables import Tables
 

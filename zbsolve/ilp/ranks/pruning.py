@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...greedy.arrays.accounts import Records
-from ...tables import Ints
+from ...problem.tables import Ints
 from ...util.kernels import kernel
 from .partial_orders import Positions, States, Times, arrivals_of, windows_in
 from .search_tables import Tables, place_of_key

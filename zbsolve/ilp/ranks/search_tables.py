@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...greedy.arrays.accounts import Records, record
 from ...problem import Ints
-from ...timeline import Floats
+from ...schedule.timeline import Floats
 from ...util.kernels import kernel
 from .lanes import Lanes, Windows
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...problem import Ints, Problem
 from ...schedule import Schedule
-from ...timeline import Paced, paced
+from ...schedule.timeline import Paced, paced
 from ...util.errors import BadInput, Deadlock
 
 MOST_SIMULATED = 2**16  # passes that are simulated at most until slowed rounds repeat, beyond 32 rounds

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...placement import loop, single, vee
+from ...problem.placement import loop, single, vee
 from ...util.errors import BadInput
 from ...util.files import COUNT, checked, parse_json, read_text
 from ...util.text import printable

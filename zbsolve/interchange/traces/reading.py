@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ...trace import Trace
+from ...schedule.trace import Trace
 from ...util.errors import BadInput
 from ...util.files import document_kind, head_of
 from . import primus_events, straggler_analysis, torch_profiler

@@ -11,8 +11,8 @@ from itertools import zip_longest
 from typing import Any, NamedTuple, NoReturn
 
 from ...build.plain import MAX_PASSES
-from ...placement import check
-from ...tables import pass_name
+from ...problem.placement import check
+from ...problem.tables import pass_name
 from ...util.errors import BadInput, prefixed
 from ...util.text import first_difference
 

@@ -15,11 +15,11 @@ import numpy as np
 from ...build.joined import with_fused_backward
 from ...build.plain import pipeline
 from ...problem import Problem
+from ...problem.tables import Bools
 from ...profile.lengths import factors_of, lengths_of, with_times
 from ...profile.measured_run import FROM_STEPS, LINKS
-from ...tables import Bools
-from ...timeline import Floats, Timeline
-from ...trace import Trace
+from ...schedule.timeline import Floats, Timeline
+from ...schedule.trace import Trace
 from ...util.errors import BadInput
 from ...util.files import Fields
 from ...util.statistics import quartiles

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from ...tables import Ints
+from ...problem.tables import Ints
 from ..costs.columns import Common, Copies, Costs, Exchanges, Kept, Part
 from ..costs.layer_formulas import Times
 from ..costs.rank_costs import common_beside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...tables import Ints
+from ...problem.tables import Ints
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
 from .idle_kernels import fits_at_first_B, stages_behind, works_in_time

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...tables import Ints
+from ...problem.tables import Ints
 from ...util.kernels import kernel
 from ..cluster import Cluster
 from ..costs.columns import Costs, Exchanges

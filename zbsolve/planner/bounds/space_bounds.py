@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...tables import Ints
+from ...problem.tables import Ints
 from ...util.errors import Infeasible
 from ...util.text import exact_bytes
 from ..cluster import Cluster

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...tables import Ints
+from ...problem.tables import Ints
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
 from .chunk_kernels import blocks_of_rank, room_of_rank

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...layer import Layer, SliceExtra
-from ...tables import Bools, Ints
+from ...partition.layer import Layer, SliceExtra
+from ...problem.tables import Bools, Ints
 from ..layout import Many
 from .layer_formulas import WEIGHT_BYTES, Held, Times, whole
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...layer import HostLink
-from ...tables import Ints
+from ...partition.layer import HostLink
+from ...problem.tables import Ints
 from ...util.errors import BadInput
 from ..cluster import Cluster
 from ..layout import FULL_OFFLOAD, HALF_OFFLOAD, NO_OFFLOAD, Layout, Many

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...layer import Layer
+from ...partition.layer import Layer
 from ...partition.stage_memory import MESSAGES
-from ...tables import Ints
+from ...problem.tables import Ints
 from ...util.errors import BadInput
 from ..cluster import Cluster
 from ..layout import FULL, SELECTIVE, VEE, Layout, Many

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...layer import Layer, Link
-from ...tables import Bools
+from ...partition.layer import Layer, Link
+from ...problem.tables import Bools
 from ..cluster import Cluster
 from ..layout import SINGLE, VEE, Layout, Many
 from .columns import Exchanges, ModelCosts

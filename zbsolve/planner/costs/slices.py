@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...tables import Ints
+from ...problem.tables import Ints
 from ..cluster import Cluster
 from ..layout import NONE, Layout, Many
 from ..shape import Shape

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ...schedule import Schedule
-from ...trace import Trace
+from ...schedule.trace import Trace
 from ...util.errors import BadInput
 from ...util.files import write_bytes, write_text
 from ...util.text import printable

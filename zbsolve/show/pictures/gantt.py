@@ -9,7 +9,7 @@ import numpy as np
 
 from ...kinds import KINDS, TABLE
 from ...problem import Ints
-from ...timeline import Timeline
+from ...schedule.timeline import Timeline
 from ...util.text import format_bytes, format_time
 from ..tracks import Track, cell_kinds, ink, shades, tracks_of
 from .drawing import GRID, LIMIT, LINE, SOFT, TICK, TRACK, Area, Box, Line, Mark, Row, Style, Words, text_width

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ...schedule import Schedule
-from ...timeline import Timeline
-from ...trace import Trace
+from ...schedule.timeline import Timeline
+from ...schedule.trace import Trace
 from ...util.errors import BadInput
 from ...util.text import format_bytes, format_time, printable
 from ..comparison import NOT_COUNTED, check_trace, step_time

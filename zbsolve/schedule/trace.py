@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from ..problem import Problem
+from ..problem.form import ProblemForm
+from ..problem.tables import Slowdown
+from ..util.errors import BadInput, prefixed
+from ..util.files import checked, read_one_of, write_document
 from .order import order_as_json, order_from
-from .problem import Problem
-from .problem_form import ProblemForm
 from .schedule import Schedule
-from .tables import Slowdown
 from .timeline import Floats, Timeline
-from .util.errors import BadInput, prefixed
-from .util.files import checked, read_one_of, write_document
 
 SLACK = ":slack"  # ends the fact `split` of runs that moved passes W into idle time (see `exec.slack`)
 REPLAYED = 12  # `replay_error` replays about so many steps

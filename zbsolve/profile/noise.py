@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .kinds import TABLE
-from .problem import Problem
-from .profile.lengths import STALLED, lengths_of
-from .schedule import Schedule
-from .tables import Bools, Ints
-from .timeline import Floats, Paced, Precedence, longest_path, paced
-from .trace import Trace
-from .util.columns import compiled
-from .util.errors import BadInput
-from .util.kernels import kernel
-from .util.text import parse_share
+from ..kinds import TABLE
+from ..problem import Problem
+from ..problem.tables import Bools, Ints
+from ..schedule import Schedule
+from ..schedule.timeline import Floats, Paced, Precedence, longest_path, paced
+from ..schedule.trace import Trace
+from ..util.columns import compiled
+from ..util.errors import BadInput
+from ..util.kernels import kernel
+from ..util.text import parse_share
+from .lengths import STALLED, lengths_of
 
 DRAWS, CHUNK = 10_000, 256  # steps that are drawn by default; steps that share one random generator
 BLOCK = 2**22  # times of passes that are drawn at once, to limit memory

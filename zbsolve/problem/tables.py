@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .kinds import KINDS, OURS, kinds_that
-from .util.columns import coded, whole_column
-from .util.errors import BadInput
+from ..kinds import KINDS, OURS, kinds_that
+from ..util.columns import coded, whole_column
+from ..util.errors import BadInput
 
 # What an edge carries from pass to pass; "": nothing, it only orders them. Side inputs skip the row of stages.
 CARGO = ("", "activation", "gradient", "side input", "side gradient")

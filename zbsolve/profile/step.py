@@ -12,18 +12,18 @@ from math import ceil
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .build.recompute import recomputed_layers
-from .features.feature import AUTO, NOT_OPEN, Field, is_auto
-from .features.staged import Staged, costs_of, plain_step
-from .features.table import FEATURES, FIELDS, Seen, check_together
-from .partition.by_name import SEARCHED, partition_by_name
-from .partition.file import Partition, parse_partition, spread_over
-from .partition.stage_costs import StageCosts
-from .placement import Spot, describe, routes_of
-from .problem import OBJECTIVES, Problem
-from .schedule import Schedule
-from .util.errors import BadInput, Infeasible
-from .util.text import bytes_of_ranks
+from ..build.recompute import recomputed_layers
+from ..features.feature import AUTO, NOT_OPEN, Field, is_auto
+from ..features.staged import Staged, costs_of, plain_step
+from ..features.table import FEATURES, FIELDS, Seen, check_together
+from ..partition.by_name import SEARCHED, partition_by_name
+from ..partition.file import Partition, parse_partition, spread_over
+from ..partition.stage_costs import StageCosts
+from ..problem import OBJECTIVES, Problem
+from ..problem.placement import Spot, describe, routes_of
+from ..schedule import Schedule
+from ..util.errors import BadInput, Infeasible
+from ..util.text import bytes_of_ranks
 
 NAMED = "single, loop (loop4: 4 stages a rank), vee, mirror"
 PLACEMENTS = f"{NAMED}, or ranks such as 0,2,1,3 (default: single)"

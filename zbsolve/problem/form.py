@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from .kinds import KINDS, OURS, TABLE, Kind, register
+from ..kinds import KINDS, OURS, TABLE, Kind, register
+from ..util.columns import coded, packed, packed_words, unpacked, unpacked_words, whole_column
+from ..util.errors import BadInput, prefixed
 from .tables import CARGO, COUNTS, WHOLE, Edges, Ints, Passes, Pool, Slowdown, usual_cargo
-from .util.columns import coded, packed, packed_words, unpacked, unpacked_words, whole_column
-from .util.errors import BadInput, prefixed
 
 Column = list[int] | str
 Setting = bool | int | float | str

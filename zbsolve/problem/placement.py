@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .util.errors import BadInput
+from ..util.errors import BadInput
 
 Spot = Sequence[int] | Sequence[Sequence[int]]
 NAMES = ("single", "loop", "vee")

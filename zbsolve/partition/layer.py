@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from .placement import PAIR, RANK, sites_in
-from .util.errors import BadInput
+from ..problem.placement import PAIR, RANK, sites_in
+from ..util.errors import BadInput
 
 Tied = tuple[tuple[int, tuple[int, ...]], ...]  # bytes of each parameter that several layers share, and those layers
 Line = tuple[float, float]  # a value for the first slice, and its growth with each slice before

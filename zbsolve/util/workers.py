@@ -21,8 +21,8 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Protocol
 
-from ..util.errors import ZbsolveError
-from ..util.machine import child_environment, cores
+from .errors import ZbsolveError
+from .machine import child_environment, cores
 
 Rival = Callable[[], float]  # the best value that others have reached so far; −∞: end now
 Answering = Callable[[str, Rival], str]  # task's text → answer's text; a module's function, so that workers can import it
@@ -207,7 +207,7 @@ class Processes:
     def _start(self) -> Worker:
         """A process. Its standard input ends with this process, so none outlives its parent; Ctrl-C does not reach it."""
         shared = self._shared.fileno()
-        command = [sys.executable, "-m", "zbsolve.workers.workers", self._name, str(shared), str(os.getpid())]
+        command = [sys.executable, "-m", "zbsolve.util.workers", self._name, str(shared), str(os.getpid())]
         pipe, environment = subprocess.PIPE, child_environment()
         started = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True, pass_fds=(shared,)

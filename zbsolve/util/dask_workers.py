@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from ..util.errors import BadInput, ZbsolveError, raised
+from .errors import BadInput, ZbsolveError, raised
 from .workers import Answering, Notice, Processes, Workers, WorkersLost
 
 if TYPE_CHECKING:

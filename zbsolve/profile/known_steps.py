@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from .build.joined import with_fused_backward
-from .features.table import FEATURES
-from .kinds import TABLE, WORK
-from .partition.file import SPREAD
-from .problem import Problem
-from .profile.profile import Profile
+from ..build.joined import with_fused_backward
+from ..features.table import FEATURES
+from ..kinds import TABLE, WORK
+from ..partition.file import SPREAD
+from ..problem import Problem
+from ..problem.tables import Bools
+from ..util.errors import BadInput
+from .profile import Profile
 from .step import STEP_FIELDS, Step
-from .tables import Bools
-from .util.errors import BadInput
 
 
 def step_again(problem: Problem, profile: Profile, memory: str | int | None = None, replicas: int | None = None) -> Problem:

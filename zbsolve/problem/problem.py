@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import problem_form
-from .kinds import KINDS, LINKS, SLICES, TABLE
-from .tables import CARGO, WHOLE, Bools, Edge, Edges, Ints, Pass, Passes, Pool, Slowdown, pass_name, usual_cargo
-from .util.columns import coded, whole_column
-from .util.errors import BadInput, prefixed
-from .util.files import checked, read_one_of, write_document
-
-__all__ = ["NAME", "OBJECTIVES", "Edge", "Edges", "Ints", "Pass", "Passes", "Pool", "Problem", "Slowdown", "pass_name"]
+from ..kinds import KINDS, LINKS, SLICES, TABLE
+from ..util.columns import coded, whole_column
+from ..util.errors import BadInput, prefixed
+from ..util.files import checked, read_one_of, write_document
+from . import form as problem_form
+from .tables import CARGO, WHOLE, Bools, Edge, Edges, Ints, Pass, Passes, Pool, Slowdown, usual_cargo
 
 OBJECTIVES = ("makespan", "span")
 UNLIMITED = 2**60  # bytes: the room of a pool without a limit

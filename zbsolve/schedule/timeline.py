@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .problem import Ints, Problem
-from .tables import WHOLE
-from .util.columns import looped
-from .util.errors import BadInput, Deadlock
+from ..problem import Ints, Problem
+from ..problem.tables import WHOLE
+from ..util.columns import looped
+from ..util.errors import BadInput, Deadlock
 
 LATEST = 1e15  # µs, some thirty years
 Floats = NDArray[np.float64]

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from ..problem import Ints, Problem
+from ..problem.form import ProblemForm
+from ..util.errors import BadInput, prefixed
+from ..util.files import checked, read_part_of, write_document
 from .order import Order, order_as_json, order_from, rows_of
-from .problem import Ints, Problem
-from .problem_form import ProblemForm
 from .timeline import Precedence, Timeline, critical_path, simulate
-from .util.errors import BadInput, prefixed
-from .util.files import checked, read_part_of, write_document
 
 
 def relative_gap(value: float, bound: float) -> float:

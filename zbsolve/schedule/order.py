@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from .kinds import KINDS
-from .problem import Problem
-from .tables import Ints, Passes
-from .util.errors import BadInput
+from ..kinds import KINDS
+from ..problem import Problem
+from ..problem.tables import Ints, Passes
+from ..util.errors import BadInput
 
 LETTERS, FIGURES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
 SHAPE = re.compile(r"0{1,9}A+0{1,9}")  # a name without slice, with each figure replaced by 0 and each letter by A

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .problem import Ints, MessageRoom
+from ..problem import Ints, MessageRoom
+from ..problem.tables import Bools
 from .schedule import Schedule
-from .tables import Bools
 
 
 def rank_rows(schedule: Schedule, begin: NDArray[Any] | None = None) -> tuple[Ints, ...]:
