@@ -42,6 +42,7 @@ SERIAL_SOLVER = "serial generation"
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
 POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
+BLOCKS_SHARE = 0.1  # of the time: building blocks before paced ones, for each share of the memory
 PACED_ROUNDS_SHARE, MAX_PACED_ROUNDS = 0.3, 2000  # of the time: annealing paced blocks; moves for each period at most
 # Above MANY_PASSES named orders come before policies, and for a part of the time their starts are decoded by these rules.
 MANY_PASSES, TIMES_SHARE = 4_000, 0.25
@@ -206,6 +207,14 @@ def _paced(search: Search) -> Arm:
             return
 
 
+def _blocks_at_once(search: Search) -> list[Arm]:
+    """For a step of many passes, whose paced blocks and serial orders take longer than all of a short search."""
+    if not search.pools or len(search.problem.passes) <= MANY_PASSES:
+        return []
+    seconds = BLOCKS_SHARE * search.clock.left
+    return [_blocks(search, room, seconds) for room in search.rooms]
+
+
 def _serial(state: State) -> Arm:
     """Orders made pass by pass, which exist in however little memory. For a large problem they end with the first schedule,
     else after a part of the time."""
@@ -258,9 +267,9 @@ def _annealed(search: Search) -> Arm:
         yield
 
 
-def _blocks(search: Search, room: float) -> Arm:
+def _blocks(search: Search, room: float, seconds: float) -> Arm:
     state = search.state
-    others = (state.problem, state.clock, search.seconds, search.seed, state.target, lambda: state.leads, room)
+    others = (state.problem, state.clock, seconds, search.seed, state.target, lambda: state.leads, room)
     yield from _offered(state, block_schedules(*others), BLOCK_SOLVER)
 
 
@@ -299,10 +308,11 @@ POLICIES = Source(
     late=lambda search: search.pools or len(search.problem.passes) > MANY_PASSES,
 )
 NAMED = Source("named orders", lambda search: [_named(search.state)])
+BLOCKS_AT_ONCE = Source("building blocks", _blocks_at_once)
 PACED = Source("paced blocks", lambda search: [_paced(search)] if search.pools else [])
 SERIAL = Source("serial generation", lambda search: [_serial(search.state)] if search.pools and not search.careful else [])
 ONE_BY_ONE = Source("one microbatch after the other", lambda search: [_one_by_one(search.state)], late=lambda search: True)
-FIRST = (GREEDY, POLICIES, NAMED, PACED, SERIAL, ONE_BY_ONE)
+FIRST = (GREEDY, POLICIES, NAMED, BLOCKS_AT_ONCE, PACED, SERIAL, ONE_BY_ONE)
 
 MAKESPAN = Source("the makespan, for the span", lambda search: [_of_makespan(search)])
 FEWER = Source("fewer microbatches", lambda search: [_extended(search)])
@@ -310,7 +320,7 @@ AHEAD = (MAKESPAN, FEWER)
 
 # Trying policies takes long on a large problem, so blocks come before them; but not with pools, which blocks do not count.
 ANNEALED = Source("annealed policies", _annealed_arms, late=lambda search: not search.problem.pools)
-BLOCKS = Source("building blocks", lambda search: [_blocks(search, room) for room in search.rooms])
+BLOCKS = Source("building blocks", lambda search: [_blocks(search, room, search.seconds) for room in search.rooms])
 MOVES = Source("tabu search", _moves_in_turn)
 FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
 TURNS = (ANNEALED, BLOCKS, MOVES, FEWER_ON)
