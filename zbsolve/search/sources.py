@@ -186,10 +186,14 @@ def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
         state.offer(to_schedule(state.problem, g, best.order), BLOCK_SOLVER)
 
 
+def _near(state: State) -> bool:
+    return state.lean is not None and state.lean_value <= POOR * state.bound.value
+
+
 def _paced(search: Search) -> Arm:
     """Blocks on all streams, if the best schedule so far is poor: a few at least, and more for a part of the time."""
     state, problem, clock = search.state, search.problem, search.clock
-    if state.lean is not None and (search.careful or state.lean_value <= POOR * state.bound.value):
+    if _near(state) or (state.lean is not None and search.careful):
         return
     lanes = len(problem.passes) // max(1, problem.microbatches)
     rounds = min(MAX_PACED_ROUNDS, int(PACED_ROUNDS_SHARE * clock.left / annealing_seconds(lanes)))
@@ -209,7 +213,7 @@ def _paced(search: Search) -> Arm:
 
 def _blocks_at_once(search: Search) -> list[Arm]:
     """For a step of many passes, whose paced blocks and serial orders take longer than all of a short search."""
-    if not search.pools or len(search.problem.passes) <= MANY_PASSES:
+    if not search.pools or len(search.problem.passes) <= MANY_PASSES or _near(search.state):
         return []
     seconds = BLOCKS_SHARE * search.clock.left
     return [_blocks(search, room, seconds) for room in search.rooms]
