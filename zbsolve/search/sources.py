@@ -88,11 +88,6 @@ class Search:
         """Whether the list scheduler would leave too much memory free, since it plans for all streams."""
         return held_by_others(self.problem)
 
-    @property
-    def large(self) -> bool:
-        """Whether there are so many passes that tabu search is left out of TURNS."""
-        return len(self.problem.passes) > LARGE_PASSES
-
     @cached_property
     def rooms(self) -> list[float]:
         """Shares of the memory that block searches leave for side streams; the first alone where pools are limited too."""
@@ -139,10 +134,9 @@ def _listed(search: Search) -> Arm:
 
 def _one_by_one(state: State) -> Arm:
     """If there is no schedule yet: one microbatch after the other, which is very long but needs the least memory."""
-    if state.schedule is not None:
-        return
-    state.clock.spend(len(state.problem.passes) * SECONDS_PER_SERIAL_PASS)
-    yield from _offered(state, [one_after_another(state.problem)], SERIAL_SOLVER)
+    if state.schedule is None:
+        state.clock.spend(len(state.problem.passes) * SECONDS_PER_SERIAL_PASS)
+        yield from _offered(state, [one_after_another(state.problem)], SERIAL_SOLVER)
 
 
 def _policies(search: Search) -> Arm:
@@ -199,11 +193,8 @@ def _paced(search: Search) -> Arm:
     rounds = min(MAX_PACED_ROUNDS, int(PACED_ROUNDS_SHARE * clock.left / annealing_seconds(lanes)))
     clock.spend(rounds * annealing_seconds(lanes) + lanes * SECONDS_PER_PACED_LANE)
     share = clock.part(PACED_SHARE)
-
-    def best() -> float:
-        return inf if state.lean is None else state.lean_value
-
-    for tries, schedule in enumerate(paced_schedules(problem, best, rounds), 1):
+    schedules = paced_schedules(problem, lambda: inf if state.lean is None else state.lean_value, rounds)
+    for tries, schedule in enumerate(schedules, 1):
         clock.spend(len(problem.passes) * SECONDS_PER_PACED_PASS)
         state.offer(schedule, PACED_SOLVER)
         yield
@@ -215,8 +206,7 @@ def _blocks_at_once(search: Search) -> list[Arm]:
     """For a step of many passes, whose paced blocks and serial orders take longer than all of a short search."""
     if not search.pools or len(search.problem.passes) <= MANY_PASSES or _near(search.state):
         return []
-    seconds = BLOCKS_SHARE * search.clock.left
-    return [_blocks(search, room, seconds) for room in search.rooms]
+    return [_blocks(search, room, BLOCKS_SHARE * search.clock.left) for room in search.rooms]
 
 
 def _serial(state: State) -> Arm:
@@ -279,15 +269,14 @@ def _blocks(search: Search, room: float, seconds: float) -> Arm:
 
 def _moves_in_turn(search: Search) -> list[Arm]:
     """Tabu search in turn with the others. On a large step blocks gain more in the time, so moves come in LAST alone."""
-    if search.large or search.state.schedule is None:
+    if len(search.problem.passes) > LARGE_PASSES or search.state.schedule is None:
         return []
     share = search.clock.share(search.seconds)
     return [takewhile(lambda _: not share.over, search.moves)]
 
 
 def _repeated_arms(search: Search) -> list[Arm]:
-    seconds = search.seconds / (1 + search.turns)
-    return [repeated(search.state, search.few, seconds, search.small)] if search.few else []
+    return [repeated(search.state, search.few, search.seconds / (1 + search.turns), search.small)] if search.few else []
 
 
 # --- The rest of the time ---
@@ -295,8 +284,7 @@ def _repeated_arms(search: Search) -> list[Arm]:
 
 def _moved(state: State, seed: int) -> Arm:
     """Moves along critical paths of the best schedule and of others."""
-    first = state.schedule
-    if first is None:
+    if (first := state.schedule) is None:
         return
     schedules = better_orders(lambda: state.schedule or first, state.starts, state.clock, seed, lambda: state.target)
     yield from _offered(state, schedules, TABU_SOLVER)
