@@ -83,8 +83,8 @@ def test_sources_have_their_time_in_order_and_turns_by_what_they_used() -> None:
 
 def test_a_short_search_of_many_passes_needs_no_paced_blocks_where_blocks_are_good() -> None:
     """A layout whose sharded vocabulary has collectives, which take memory on streams of their own."""
-    layout, cluster = Layout(8, 1, 8, 3, LOOP, 1, 64, zero=1, vocabulary=SHARDED), CLUSTERS["a100"]
-    problem = next(unsolved(shape_by_name("gpt-18.4b"), layout, cluster, cluster.memory)).problem
+    layout = Layout(8, 1, 8, 3, LOOP, 1, 64, zero=1, vocabulary=SHARDED)
+    problem = next(unsolved(shape_by_name("gpt-18.4b"), layout, CLUSTERS["a100"], 64 << 30)).problem
     state = State(problem, Clock(60.0, EFFORT_PER_PASS * len(problem.passes)), work_bound(problem))
     ours = search_of(state, 0)
     for _ in chain.from_iterable(arms_of(FIRST[: FIRST.index(PACED)], ours)):
