@@ -214,7 +214,7 @@ def test_commands_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert picture.read_text(encoding="utf-8").count("rank 3") == 2
     capsys.readouterr()
     assert main(["show", plan, "--size", "8cm"]) == 2
-    line = "zbsolve show: --size was removed: pictures have one look; in Python zbsolve.show.Style changes it\n"
+    line = "zbsolve show: --size is no option: pictures have one look; in Python zbsolve.show.Style changes it\n"
     assert capsys.readouterr().err == line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 
@@ -62,6 +63,24 @@ def test_bubble_time_of_table_2(p, m, f, b, w):
         assert preset(name, fused).timeline().makespan == work + (p - 1) * (f + b + w)
     assert preset("zb-h1", pipeline(**split)).timeline().span == work + (p - 1) * (f + b - w)
     assert preset("zb-h2", pipeline(**split)).timeline().span == work + (p - 1) * max(0, f + b - 2 * w)
+
+
+FORMULA = re.compile(r"([()+−/\dpvFBW]+)(?: of (?:a|the) (chunk|span|slice))?")
+FORMULAS = {one.name: found for one in table.SYSTEMS if (found := FORMULA.fullmatch(one.bubble))}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_table_says_the_bubble_of_the_order(name):
+    """Formulas without words: of the makespan, or of the span. Under "/v" times are those of a rank's v chunks together."""
+    formula, unit = FORMULAS[name].groups()
+    p, m, times = 4, 12, {"F": 30, "B": 33, "W": 20}
+    problem = problem_for(name, p, m, *times.values())
+    v = problem.model_stages // p
+    terms = re.sub(r"(?<=[\w)])(?=[A-Z(])", "*", formula.replace("−", "-"))
+    whole = {kind: time * v if "/v" in formula else time for kind, time in times.items()}
+    timeline = preset(name, problem).timeline()
+    took = timeline.span if unit == "span" else timeline.makespan
+    assert took - problem.passes.duration.sum() / p == eval(terms, {"__builtins__": {}}, {"p": p, "v": v, **whole})
 
 
 def test_peaks():

@@ -1,7 +1,7 @@
 """The command line. Each command is a module: `options` declares its options, `command` runs it. Only one is loaded.
 
-Every command reads files, calls one function and prints. Slow imports are inside functions. For removed commands and options
-an error says what to write now."""
+Every command reads files, calls one function and prints. Slow imports are inside functions. For commands and options that
+were removed, or that other words name, an error says what to write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
@@ -22,9 +22,10 @@ from .. import __version__
 from ..util.errors import BadInput, ZbsolveError, interruption
 from .tools import PICTURES, ends_on_sigterm, outputs_of, progress_line, under_torchrun
 
-REMOVED = {
+ELSEWHERE = {
     "frontier": "write zbsolve solve profile.json … --frontier [POINTS]",
     "partition": "zbsolve show profile.json --ranks N shows the partitions, and solve --partition alpa takes one",
+    "robust": "write zbsolve compare schedule.json … --noise NOISE",
     "period": "write zbsolve check schedule.json --period",
     "systems": "write zbsolve show systems",
 }
@@ -40,6 +41,8 @@ OPTIONS = (
     ("compare", "--seconds --effort --seed", COMPARED),
     ("compare", STEP, COMPARED),
     ("compare", "--with-memory", "show --with-memory draws what ranks hold"),
+    ("solve", "--for", "write --prefer p95:NOISE"),
+    ("solve", "--fill", "write --work"),
     ("solve", "--solver", "write --method milp:highs"),
     ("bench", STEP, "write it after the file: profile.json@ranks=4,microbatches=8,placement=vee"),
     ("explore", STEP, "write it in --state 'ranks=4&microbatches=8&placement=vee', or choose it on the page"),
@@ -71,17 +74,14 @@ def removed(options: str) -> list[str]:
 
 
 def what_instead(command: str, words: Sequence[str]) -> str:
-    """What to write in place of a removed command, or of the first removed option; "" if there is none."""
-    if command in REMOVED:
-        return f"was removed: {REMOVED[command]}"
+    """What to write in place of a command, or of the first option, that is done by another; "" if there is none."""
+    if command in ELSEWHERE:
+        return f"is no command: {ELSEWHERE[command]}"
     for name in (word.partition("=")[0] for word in words):
         for commands, options, instead in OPTIONS:
             if command in commands.split() and name in removed(options):
-                return f"{name} was removed: {instead}"
+                return f"{name} is no option: {instead}"
     return ""
-
-
-Command = Callable[[argparse.Namespace], int]
 
 
 def entry_point() -> NoReturn:
@@ -110,11 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     options = _parsed(root, words)
     options.began = began
-    command: Command = options.command
     try:
         with ends_on_sigterm():
             _check_outputs(options)
-            return command(options)
+            code: int = options.command(options)
+            return code
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
