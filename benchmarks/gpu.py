@@ -249,15 +249,17 @@ def failure(device: str, tiny: bool) -> dict[str, Any]:
     killed or hanging rank says nothing itself."""
     from .gpu_ranks import FAILURES, Case, ranks_run
 
+    silent, soon, seconds = (10.0, 300.0, 300.0) if tiny else (5.0, 15.0, 25.0)
+
     def run_of(what: str) -> list[Any]:
-        return ranks_run([Case(failing=what, timeout=5.0, steps=6)], 2, device, at_a_time=False, seconds=90 if tiny else 25)
+        return ranks_run([Case(failing=what, timeout=silent, steps=6)], 2, device, at_a_time=False, seconds=seconds)
 
     wrong = list[str]()
     with ThreadPoolExecutor(2 if tiny else len(FAILURES)) as threads:
         found = dict(zip(FAILURES, threads.map(run_of, FAILURES), strict=True))
     for what, run in found.items():
         row = run[0]["rows"][-1] if run[0]["rows"] else {}
-        if "LostRank" not in row.get("error", "") or "\n" in row["error"] or row["seconds"] > 15:
+        if "LostRank" not in row.get("error", "") or "\n" in row["error"] or row["seconds"] > soon:
             wrong.append(f"{what}: the other rank says {row.get('error', 'nothing')!r} after {row.get('seconds')} s")
     return {"runs": found, "wrong": wrong}
 

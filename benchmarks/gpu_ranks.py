@@ -34,6 +34,7 @@ from zbsolve.exec.choices import BACKENDS, device_of
 from zbsolve.exec.device.rank_device import DeviceRows
 from zbsolve.exec.feed import step_seed
 from zbsolve.exec.run.host import at_once, take_environment, together
+from zbsolve.exec.transport.wires import came_true
 from zbsolve.models.model import seeded
 from zbsolve.models.presets import Block
 from zbsolve.util.machine import child_environment
@@ -231,7 +232,8 @@ def _fail(case: Case, rank: int, device: torch.device) -> None:
     if case.failing == "raises":
         raise ValueError("a layer does not like its input")
     if case.failing == "hangs":
-        time.sleep(1000)
+        came_true(Path(sys.argv[1], "found.0").exists, 1000.0)  # until the other rank has told of it
+        os._exit(9)
     if case.failing == "memory":
         torch.empty(1 << 50, dtype=torch.uint8, device=device)
 

@@ -55,16 +55,27 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks of `run_local` are forked with their imports done: for tests of what ranks do, not of how they start."""
     monkeypatch.setattr("zbsolve.exec.run.launch._start", Forked)
+    monkeypatch.setattr("zbsolve.exec.run.launch.REPORT_SECONDS", 300.0)  # a rank that fails may end late
 
 
 @pytest.fixture(scope="session")
 def links() -> Any:
     from profiler.links import measure_links
 
-    return measure_links(sizes=(196_608, 2048))
+    return measure_links(400.0, sizes=(196_608, 2048))
 
 
 @pytest.fixture

@@ -49,6 +49,9 @@ def test_problems_and_schedules_are_shown_in_a_line() -> None:
 def test_solve_refuses_what_is_no_problem(wrong: object) -> None:
     with pytest.raises(zbsolve.BadInput, match=f"solve: a Problem is needed, not a {type(wrong).__name__}"):
         zbsolve.solve(wrong)  # type: ignore[arg-type]
+    passes = [zbsolve.Pass("F", 0, 0, 0, 1), zbsolve.Pass("AF", 1, 0, 1, 1, streams=("comm:1",))]
+    with pytest.raises(zbsolve.BadInput, match="solve: rank 1, the last, has no pass on its compute stream"):
+        zbsolve.solve(zbsolve.Problem.of(passes, []))
 
 
 def test_scripts_need_nothing_else() -> None:

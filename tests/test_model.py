@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -406,15 +405,13 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_98304_passes_are_handled_without_loops_over_objects():
-    """Built, simulated, verified: the promise is 2 s, 1 s, 2 s; benchmarks time it, here only that it is no trap."""
-    began = time.monotonic()
+    """Built, simulated, verified: the promise is 2 s, 1 s, 2 s, and benchmarks time it. Quadratic code would never end."""
     problem = pipeline([100] * 64, [100] * 64, [100] * 64, microbatches=512, held_until_W=1, capacity=64)
     assert len(problem.passes) == 98_304
     schedule = preset("zb-h1", problem)
     assert verify(problem, schedule) == ()
     assert schedule.timeline().makespan == 512 * 300 + 63 * 100
     assert np.array(schedule.timeline().peak_bytes).max() == 64
-    assert time.monotonic() - began < 60  # a guard against quadratic code, not a measurement
 
 
 def test_bubble_rate_and_lanes():

@@ -409,13 +409,15 @@ class Problem:
 
     @cached_property
     def ordered(self) -> bool:
-        """Whether bounds hold only for schedules whose lanes run in table order. So it is if microbatches differ, or if a
-        pass of no microbatch (a gather, an update) has edges with some passes of a lane and not with all."""
+        """Whether bounds hold only for schedules whose lanes run in table order. So it is if microbatches differ, or if one
+        waits for another; if a lane has several passes of no microbatch (gathers, updates), or if such a pass has edges with
+        some passes of a lane and not with all."""
         p, e = self.passes, self.edges
         own, by_step, (lane, length) = self.in_microbatch, p.that(per_step=True, free=False), _lane_of(len(p), self.lanes)
+        between = own[e.before] & own[e.after] & (p.microbatch[e.before] != p.microbatch[e.after])
         ends = ((e.before, e.after), (e.after, e.before))
         parts = (_in_part(lane, length, a[rows], b[rows]) for a, b in ends for rows in [by_step[a] & own[b]])
-        return not self.alike or any(parts)
+        return bool(not self.alike or between.any() or (length[lane[by_step]] > 1).any() or any(parts))
 
     def slowed(self, factors: Sequence[float]) -> Problem:
         """The step where compute on rank r takes `factors[r]` times as long, in whole µs; the time of sends stays."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -30,23 +29,31 @@ PARTS = "tests.support.parts"
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 
 
+@pytest.fixture
+def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of a part that hangs. Once it is there, 1,000 s are over by the clock of the harness."""
+    path = tmp_path / "note"
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * path.exists(), sleep=time.sleep)
+    monkeypatch.setattr(harness, "time", clock)
+    return path
+
+
 @pytest.mark.slow
-def test_parts_that_fail_or_hang_leave_the_others_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    note = tmp_path / "pid"
+def test_parts_that_fail_or_hang_leave_the_others_alone(note: Path, capfd: pytest.CaptureFixture[str]) -> None:
     parts = [
-        Part("fails", f"{PARTS}:fails", 60),
-        Part("hangs", f"{PARTS}:hangs", 4, {"note": str(note)}),
-        Part("finds wrong", f"{PARTS}:finds_wrong", 60),
-        Part("works", f"{PARTS}:works", 60, {"number": 7}),
+        Part("fails", f"{PARTS}:fails", 300),
+        Part("hangs", f"{PARTS}:hangs", 300, {"note": str(note)}),
+        Part("finds wrong", f"{PARTS}:finds_wrong", 300),
+        Part("works", f"{PARTS}:works", 300, {"number": 7}),
     ]
     found = results_of(parts)
     assert list(found) == [part.name for part in parts]
     assert found["works"]["found"] == {"number": 7}
     assert found["finds wrong"]["found"]["number"] == 2
-    assert all(row["limit"] >= 4 and row["seconds"] > 0 for row in found.values())
+    assert all(row["limit"] == 300 and row["seconds"] > 0 for row in found.values())
     assert failures(found) == [
         "fails: exit code 1: zbsolve.util.errors.BadInput: stage 3: no such thing",
-        "hangs: not done after 4 s",
+        "hangs: not done after 300 s",
         "finds wrong: a is not b",
         "finds wrong: c is not d",
     ]
@@ -59,8 +66,8 @@ def test_parts_that_fail_or_hang_leave_the_others_alone(tmp_path: Path, capfd: p
 def test_parts_without_results_are_errors_and_what_is_found_so_far_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[list[str]] = []
     monkeypatch.setattr(harness, "STOPPED", SimpleNamespace(is_set=lambda: bool(kept)))  # as by Ctrl-C, behind two parts
-    parts = [Part(name, f"{PARTS}:{name}", 60, beside=True) for name in ("ends_early", "garbage")]
-    found = results_of([*parts, Part("works", f"{PARTS}:works", 60)], lambda rows: kept.append(list(rows)))
+    parts = [Part(name, f"{PARTS}:{name}", 300, beside=True) for name in ("ends_early", "garbage")]
+    found = results_of([*parts, Part("works", f"{PARTS}:works", 300)], lambda rows: kept.append(list(rows)))
     assert kept == [["ends_early", "garbage"], ["ends_early", "garbage", "works"]]
     assert found["ends_early"]["error"].startswith("no results: a library")
     assert len(found["ends_early"]["error"]) < 1100
@@ -70,7 +77,7 @@ def test_parts_without_results_are_errors_and_what_is_found_so_far_is_kept(monke
 
 @pytest.mark.slow
 def test_what_a_killed_part_leaves_running_is_stopped_and_no_part_goes_on_behind_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    note: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = tmp_path / "told"
     control = tmp_path / host.CONTROL
@@ -78,9 +85,9 @@ def test_what_a_killed_part_leaves_running_is_stopped_and_no_part_goes_on_behind
     control.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(harness, "ENDING_SECONDS", 0.5)
-    parts = [Part("leaves", f"{PARTS}:leaves_a_server", 60), Part("works", f"{PARTS}:works", 60)]
-    found = results_of(parts, until=time.monotonic() + 8)
-    assert re.fullmatch("not done after [78] s", found["leaves"]["error"])  # what is left of 8 s when it begins
+    parts = [Part("leaves", f"{PARTS}:leaves_a_server", 300, {"note": str(note)}), Part("works", f"{PARTS}:works", 300)]
+    found = results_of(parts, until=time.monotonic() + 600)
+    assert found["leaves"]["error"] == "not done after 300 s"
     assert found["works"]["error"] == "not begun: no time was left"
     stop, folder = told.read_text().splitlines()
     assert stop == "quit -t 2"
@@ -94,10 +101,10 @@ def test_ctrl_c_while_kernels_compile_alone_stops_them_and_keeps_their_row(
     stopped, note = threading.Event(), tmp_path / "note"
     for module in (gpu, harness):
         monkeypatch.setattr(module, "STOPPED", stopped)
-    monkeypatch.setattr(gpu, "all_parts", lambda *_: [Part("kernels", f"{PARTS}:hangs", 60, {"note": str(note)})])
+    monkeypatch.setattr(gpu, "all_parts", lambda *_: [Part("kernels", f"{PARTS}:hangs", 300, {"note": str(note)})])
 
     def press() -> None:
-        came_true(note.exists, 30.0)
+        came_true(note.exists, 300.0)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=press).start()
@@ -137,8 +144,8 @@ def test_numbers_of_a_cpu_are_not_kept_as_a_gpus() -> None:
 
 @pytest.mark.slow
 def test_the_file_says_what_ran_and_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu.SECONDS, "device", 90.0)  # it imports torch, which takes long on a loaded machine
-    monkeypatch.setitem(gpu.SECONDS, "copies", 90.0)
+    for part in ("device", "copies"):
+        monkeypatch.setitem(gpu.SECONDS, part, 300.0)  # it imports torch, which takes long on a loaded machine
     chosen = ["--parts", "device", "copies"]
     found = TABLES["gpu"].main(["--device", "cpu", "--tiny", *chosen, "--output", str(tmp_path)])
     body = json.loads((tmp_path / "gpu.json").read_text())
@@ -220,8 +227,8 @@ def test_the_profile_has_all_numbers() -> None:
 
 @pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of `gpu_ranks` are forked with their imports done, and none is waited for as long as on a GPU."""
-    monkeypatch.setattr(gpu_ranks, "AFTER_FIRST", 6.0)
+    """Ranks of `gpu_ranks` are forked with their imports done, and may end as late as they want."""
+    monkeypatch.setattr(gpu_ranks, "AFTER_FIRST", 300.0)
     monkeypatch.setattr(gpu_ranks, "subprocess", SimpleNamespace(Popen=ForkedModule))
 
 

@@ -51,7 +51,7 @@ def test_a_rank_that_waits() -> None:
             assert (starts["2W0"], ends[2]) == (20_000 * w, 20_000 * end)
             assert one[name]["host"] == [0, 0]  # what ran early is no time of the host
     assert all(one["same"] for one in found["alike"])
-    assert sum(one["early"] for one in found["alike"]) > 0
+    assert min(one["early"] for one in found["alike"]) > 3
     assert {line for one in found["refused"] for line in one} == {
         "split ':slack': not with a step without W",
         "split: 'auto:slack' is none of layers, graph, graph:least, inductor, inductor:least, auto, auto:inductor, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -93,14 +92,6 @@ def test_a_stage_with_nothing_for_w_says_why(ran: dict[str, list[dict[str, Any]]
         assert ran["raw"][rank]["said"] == [f"stage {rank}: none of its layers is one of torch's own, {what}"]
         assert ran["compiled"][rank]["said"] == [f"stage {rank}: it is compiled by torch.compile, {what}"]
         assert all(not ranks[rank]["said"] for name, ranks in ran.items() if name not in ("raw", "compiled"))
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def stage_of(module: nn.Module, kind: type[PipelineStage] = PipelineStage, **more: Any) -> PipelineStage:

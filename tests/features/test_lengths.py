@@ -252,15 +252,17 @@ def test_wrong_use_is_named() -> None:
         Step(2, 2, lengths=(32, 64)).problem(replace(PROFILE, microbatch_factors=(1.0, 2.0)))
 
 
-def test_the_command_says_the_order_and_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("also", ["", "--offload full --recompute auto", "--partition auto"])
+def test_the_command_says_the_order_and_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str], also: str) -> None:
+    """For each choice of what is kept: copies of what is recomputed are shorter. For each split none is known."""
     path = tmp_path / "profile.json"
-    PROFILE.save(path)
+    replace(PROFILE, host=HostLink(1.0, 0.01, 0.01, 0.01, 0.01)).save(path)
     step = ["--ranks", "2", "--microbatches", "4", "--lengths", "16,128,32,64", "--order", "free", "--effort", "0.1"]
-    assert main(["solve", str(path), *step, "--json"]) == 0
+    assert main(["solve", str(path), *step, *also.split(), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert {one["placement"] for one in said["tried"]} >= {"single order=given", "single order=shortest first"}
-    (bound,) = said["bound_of_every_order of microbatches"].values()
-    assert bound <= said["bound"] <= said["value"]
+    bounds = said.get("bound_of_every_order of microbatches", {}).values()
+    assert [bound <= said["bound"] <= said["value"] for bound in bounds] == [True] * ("partition" not in also)
 
 
 def test_a_profile_alone_does_not_time_them_again() -> None:

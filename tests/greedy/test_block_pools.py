@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -94,13 +93,13 @@ def test_a_pool_without_room_has_no_block() -> None:
 
 
 def test_places_are_looked_for_in_bounded_time() -> None:
-    """Copies that take 10⁶ times as long as passes, in too little memory: a place at each end of a pass would be 10⁶ of them
-    for each period and order."""
+    """Copies that take 10⁸ times as long as passes, in too little memory: a place at each end of a pass would be 10⁸ of them
+    for each period and order, which this would never end with."""
     kept = {"held_until_B": [24_000_001] * 4 + [48_000_002] * 2, "capacity": [59_906_252, 72_000_003, 72_000_003]}
     plain = pipeline([49] * 6, BW=[50] * 6, placement=[0, 1, 2] * 2, microbatches=1, comm=50, **kept)
-    problem = with_offload(plain, 10**8, 10**8, fraction=[0.5, *[0.0] * 5])
+    problem = with_offload(plain, 10**10, 10**10, fraction=[0.5, *[0.0] * 5])
     g = paced_graph(problem)
     assert g is not None
-    began = time.process_time()
-    blocks_in_memory(g, pools_of(problem, g), 0)
-    assert time.process_time() - began < 5
+    pools = pools_of(problem, g)
+    for block in blocks_in_memory(g, pools, 0):
+        assert excess_and_use(g, pools.edges, pools.room, block.period, block.offset)[0] == 0

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from zbsolve import BadInput, Deadlock, Infeasible, Schedule, pipeline, updates, verify
+from zbsolve import BadInput, Deadlock, Infeasible, Schedule, Slowdown, pipeline, updates, verify
 from zbsolve.cli import main
 from zbsolve.ilp.steady.periodic import least_period, lower_bound
 from zbsolve.ilp.steady.rounds import period, rounds_of, steady_peaks
@@ -28,13 +28,15 @@ def pipedream(p: int, m: int, F=3, BW=6, U=1, **options):
     return updates(step, U, every=1, delay=[p - s for s in range(p)])
 
 
+@pytest.mark.parametrize("slowed", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_the_mean_is_what_simulation_comes_to(seed):
-    """A cycle's mean against two late rounds of the finite schedule, as far apart as rounds the cycle spans."""
+def test_the_mean_is_what_simulation_comes_to(seed, slowed):
+    """A cycle's mean against two late rounds of the finite schedule, as far apart as rounds the cycle spans; also where
+    passes slow each other, and several rounds repeat together."""
     rng = random.Random(seed)
     p, every = rng.choice([(2, 1), (3, 1), (3, 4), (4, 4)])
     times = [[rng.randint(1, 9) for _ in range(p)] for _ in range(2)]
-    rounds = 60
+    rounds = 150 if slowed else 60
     step = pipeline(
         times[0],
         BW=times[1],
@@ -44,8 +46,11 @@ def test_the_mean_is_what_simulation_comes_to(seed):
         AF=rng.randint(0, 4),
     )
     problem = updates(step, rng.randint(0, 3), every=every, delay=[p - s for s in range(p)] if every == 1 else 2)
+    pairs = (("F", "AF"), ("AF", "F"), ("BW", "AB"), ("AB", "BW"), ("AB", "F")) if slowed else ()
+    problem = replace(problem, slowdowns=tuple(Slowdown(*pair, rng.choice([1.25, 1.5, 2.2])) for pair in pairs))
     schedule = preset("pipedream", problem)
     found, timeline = period(schedule), schedule.timeline()
+    assert found.time >= period(replace(schedule, problem=replace(problem, slowdowns=()))).time
     apart = found.time.denominator * 12  # all rounds that a cycle can span divide it
     begin = rounds - 6 - apart if apart < rounds - 12 else None
     assert begin is not None
@@ -97,7 +102,7 @@ def test_versions_that_are_all_there_only_later_count():
     problem = replace(build(6), capacity=room)
     known = Schedule(problem, short.order)
     assert verify(problem, known) == ()
-    found = least_period(problem, 80.0, known=[known])
+    found = least_period(problem, 400.0, known=[known])
     assert all(held <= most for held, most in zip(steady_peaks(found.schedule), room, strict=True))
     assert found.time > period(known).time
 
@@ -109,7 +114,7 @@ def test_the_least_period_in_a_memory(capacity, time, strict):
     """Uneven stages; the least that strictly periodic schedules reach, found and proven."""
     problem = pipedream(3, 24, [3, 5, 2], [6, 7, 9], 1, held_until_W=1, comm=2)
     problem = replace(problem, capacity=capacity)
-    found = least_period(problem, 80.0)
+    found = least_period(problem, 400.0)
     assert (found.time, found.strict) == (time, strict)
     assert found.bound <= found.time
     assert verify(problem, found.schedule) == ()
@@ -129,7 +134,7 @@ def test_the_least_period_in_a_memory(capacity, time, strict):
 @pytest.mark.slow
 def test_the_least_period_of_placements(placement, p, times, capacity, time):
     """Several stages a rank, in tight memory: strictly periodic schedules that are proven to be the best such ones."""
-    found = least_period(uniform(placement, p, 3 * p, times, [capacity] * p), 80.0)
+    found = least_period(uniform(placement, p, 3 * p, times, [capacity] * p), 400.0)
     assert (found.time, found.strict) == (time, time)
     assert verify(found.schedule.problem, found.schedule) == ()
 
@@ -138,7 +143,7 @@ def test_an_update_before_the_next_round():
     """Delay 1: the next round's forwards wait for all of this one: a step's makespan, (m + p − 1)(F + BW) for m = 2
     microbatches, and the update."""
     problem = updates(pipeline(3, BW=6, placement=(0, 1, 2), microbatches=8), 1, every=2, delay=1)
-    found = least_period(problem, 80.0)
+    found = least_period(problem, 400.0)
     assert found.time == found.strict == (2 + 3 - 1) * 9 + 1
     assert found.bound <= found.time
 
@@ -153,7 +158,7 @@ def test_wrong_use_is_named():
     with pytest.raises(BadInput, match="compute:0 runs no two rounds in one order"):
         period(random_schedule(pipeline(3, BW=4, placement=(0, 1), microbatches=3), 1))
     with pytest.raises(Infeasible, match="the memory fits no schedule that repeats"):
-        least_period(replace(pipedream(2, 8, held_until_W=2), capacity=(1, 2)), 80.0)
+        least_period(replace(pipedream(2, 8, held_until_W=2), capacity=(1, 2)), 400.0)
     problem = pipeline(3, BW=4, placement=(0, 1), microbatches=4)
     order = {"compute:0": [f"0{kind}{m}" for m in range(4) for kind in ("BW", "F")], "compute:1": problem.names[4:8]}
     order["compute:1"] = [f"1{kind}{m}" for m in range(4) for kind in ("F", "BW")]

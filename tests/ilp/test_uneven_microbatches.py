@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Infeasible, NotFound, Problem, Schedule, pipeline, preset, solve, updates, verify
+from zbsolve import BadInput, Infeasible, NotFound, Pass, Problem, Schedule, pipeline, preset, solve, updates, verify
 from zbsolve.build import with_exchange, with_sharding
 from zbsolve.cli import main
 from zbsolve.greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
@@ -25,6 +25,11 @@ from zbsolve.ilp.ranks.induction import refute_by_induction
 from zbsolve.ilp.ranks.lanes import lanes_of
 from zbsolve.ilp.steady.rounds import rounds_of
 from zbsolve.search.certify import certificate_of
+from zbsolve.show.pictures.drawing import to_svg
+from zbsolve.show.pictures.schedule import comparison_drawing
+from zbsolve.show.schedule_comparison import compare_schedules
+from zbsolve.show.schedule_comparison_text import verdict_line
+from zbsolve.tables import Edges
 from zbsolve.util.clock import Clock
 
 from ..support.exact import optimum
@@ -112,6 +117,8 @@ def test_order_by_microbatch_is_assumed_where_they_differ():
     schedule = solve(problem, effort=0.2)
     assert schedule.certificate.bound == schedule.certificate.value == exhaustive_optimum(problem, lanes=True)
     assert schedule.certificate.proof.endswith(IN_ORDER)
+    assert verdict_line(compare_schedules([("this", schedule)])).endswith("no order of its passes by microbatch is shorter")
+    assert "proven optimal: no order by microbatch is shorter" in to_svg(comparison_drawing([("this", schedule)]))
     assert recheck(problem, Bound(schedule.certificate.bound, "", schedule.certificate.relaxation), 5.0).proof.endswith(
         IN_ORDER
     )
@@ -130,6 +137,9 @@ def test_order_by_microbatch_is_assumed_where_gathers_are_for_some_of_them():
     assert certificate.proof.endswith(IN_ORDER)
     assert certificate_of(shorter, Bound(18, ""), "").bound == problem.work
     assert [one.ordered for one in (step, with_exchange(step, 1, replicas=True), problem)] == [False, False, True]
+    later = replace(step, edges=step.edges + Edges.of(*(step.rows("F", stage=s)[[2 - s]] for s in (0, 1))))
+    sums = Problem.of([Pass("C", 0, i, 0, i + 1) for i in range(2)], [])
+    assert (later.alike, later.ordered, sums.alike, sums.ordered) == (True, True, True, True)
 
 
 def test_an_order_against_the_microbatches_has_no_bound_but_work(tmp_path, capsys):

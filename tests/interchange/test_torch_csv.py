@@ -6,13 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import schedules as torchs
 
@@ -237,14 +235,6 @@ def test_four_ranks_in_torchs_runtime(tmp_path: Path) -> None:
         "vee": (random_schedule(a_problem((0, 1, 2, 3, 3, 2, 1, 0), 4), 6), "mlp", False),
     }
     check(in_torch(tmp_path, cases, 4))
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("alone")

@@ -34,11 +34,7 @@ from zbsolve.placement import parse_routes
 from zbsolve.show.profile_report import partitions_as_text
 from zbsolve.util.text import counted
 
-
-def all_partitions(layers: int, stages: int):
-    for cuts in combinations(range(1, layers), stages - 1):
-        ends = (0, *cuts, layers)
-        yield tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+from ..support.partitions import partitions
 
 
 def random_profile(rng: random.Random, layers: int, factors: tuple[float, ...] = ()) -> Profile:
@@ -84,7 +80,7 @@ def test_balanced_is_exact_in_the_maximum_and_then_the_squares():
             times = [sum(costs[a:b]) * f for a, b, f in zip(ends, ends[1:], factors, strict=False)]
             return max(times), sum(t * t for t in times)
 
-        assert worth(balanced(costs, stages, factors)) == min(map(worth, all_partitions(layers, stages)))
+        assert worth(balanced(costs, stages, factors)) == min(map(worth, partitions(layers, stages)))
     with pytest.raises(BadInput, match="2 layers do not make 3 stages"):
         balanced([1, 2], 3)
 
@@ -125,7 +121,7 @@ def test_alpa_on_submeshes_is_exact():
 
         best = float("inf")
         for stages in range(1, min(layers, devices) + 1):
-            for counts, chosen in product(all_partitions(layers, stages), product(sizes, repeat=stages)):
+            for counts, chosen in product(partitions(layers, stages), product(sizes, repeat=stages)):
                 ends = np.cumsum([0, *counts]).tolist()
                 parts = list(zip(ends, ends[1:], chosen, strict=False))
                 if sum(chosen) == devices and all(fits(a, b, n, stages - s) for s, (a, b, n) in enumerate(parts)):
@@ -163,7 +159,7 @@ def test_named_partitions_of_a_profile_are_the_best_of_their_kind():
         profile, m = random_profile(rng, 7, factors), rng.choice([1, 4, 9])
         limit = rng.choice([None, None, 60])
         costs = costs_of(profile, "single", 3, m, limit)
-        every = [partitioned(costs, "", counts) for counts in all_partitions(7, 3)]
+        every = [partitioned(costs, "", counts) for counts in partitions(7, 3)]
         fitting = [one for one in every if limit is None or max(one.need) <= limit]
         if not fitting:
             with pytest.raises(Infeasible):
@@ -182,7 +178,7 @@ def test_partitions_count_the_memory_of_each_rank():
     for placement in ("single", "2,0,1") * 6:
         limits = tuple(rng.choice([40, 60, 90, 200]) for _ in range(3))
         costs = costs_of(random_profile(rng, 7), placement, 3, rng.choice([1, 4]), limits)
-        every = [partitioned(costs, "", counts) for counts in all_partitions(7, 3)]
+        every = [partitioned(costs, "", counts) for counts in partitions(7, 3)]
         shares = [max(need / room for need, room in zip(one.need, limits, strict=True)) for one in every]
         least = partitioned(costs, "memory", partition_by_name(costs, "memory")).need
         if min(shares) <= 1:  # else a split may be better that holds fewer microbatches
@@ -212,7 +208,7 @@ def test_all_to_alls_count_in_the_estimate_and_are_spread():
         profile, m = with_all_to_alls(random_profile(rng, 6), rng), rng.choice([1, 5, 30])
         costs = costs_of(profile, placement, 3 if placement == "single" else 2, m)
         found = {}
-        for counts in all_partitions(6, costs.stages):
+        for counts in partitions(6, costs.stages):
             ends = np.cumsum([0, *counts]).tolist()
             stages = [profile.layers[a:b] for a, b in zip(ends, ends[1:], strict=False)]
             work, beside = np.zeros(max(costs.routes[0]) + 1), np.zeros(max(costs.routes[0]) + 1)
@@ -256,7 +252,7 @@ def test_a_rank_has_once_what_its_layers_share(placement, ranks):
         layers = tuple(replace(c, parameter_bytes=c.parameter_bytes + 6, transient=rng.randint(0, 9)) for c in rows)
         profile = replace(random_profile(rng, 6), layers=layers, tied=tied)
         costs = costs_of(profile, placement, ranks, 1)
-        for counts in all_partitions(6, stages):
+        for counts in partitions(6, stages):
             problem = profile.problem(ranks, 1 + (placement == "mirror"), placement, 10_000, layers=counts)
             beside = [10_000 - room for room in problem.capacity]
             taken = np.zeros(ranks)
@@ -287,7 +283,7 @@ def test_stages_that_share_a_rank_are_balanced_together():
     profile = Profile("measured", "toy", (*layers, head), Link(0.0, 1.0), 2.0, None, {}, {})
     costs = costs_of(profile, "vee", 3, 8)
     loads = {}
-    for counts in all_partitions(12, 6):
+    for counts in partitions(12, 6):
         times = partitioned(costs, "", counts).times
         loads[counts] = max(times[r] + times[5 - r] for r in range(3))
     counts = partition_by_name(costs, "alpa")
@@ -322,7 +318,7 @@ def test_no_partition_has_a_schedule_below_the_bound():
             profile = with_all_to_alls(profile, rng)
         for objective in ("makespan",) if case % 2 else ("makespan", "span"):
             best = None
-            for counts in all_partitions(stages + 1, stages):
+            for counts in partitions(stages + 1, stages):
                 problem = profile.problem(ranks, m, parse_routes(placement, ranks), None, objective, counts)
                 result = solve_cp(problem, None, 0, 10.0)
                 assert result.schedule is not None
@@ -346,7 +342,7 @@ def test_the_bound_of_every_partition_counts_what_ranks_wait_for(placement: str,
     routes, even = parse_routes(placement, 2), ceil(m * sum(one.F + one.B + one.W for one in layers) / 2)
 
     def problems(of: Profile) -> list[Problem]:
-        return [of.problem(2, m, routes, layers=counts) for counts in all_partitions(5, len(routes[0]))]
+        return [of.problem(2, m, routes, layers=counts) for counts in partitions(5, len(routes[0]))]
 
     bound = least_step(costs_of(profile, placement, 2, m), "makespan")
     assert bound > even
@@ -379,7 +375,7 @@ def test_the_bound_of_every_partition_counts_shards_of_a_vocabulary(placement: s
     for factors in ((), (1.3, 1.0, 1.7)[:ranks]):
         profile, S, T = random_profile(rng, stages + 1, factors), rng.choice([9.5, 20.5]), rng.choice([0.0, 3.5, 11.0])
         times = [[round(one * factor) for factor in factors or (1,) * ranks] for one in (round(S), round(T))]
-        problems = [profile.problem(ranks, m, routes, layers=one) for one in all_partitions(stages + 1, stages)]
+        problems = [profile.problem(ranks, m, routes, layers=one) for one in partitions(stages + 1, stages)]
         costs = Vocabulary(*times, broadcast=1, reduce=1, barriers=barriers)
         found = [solve_cp(with_vocabulary(one, costs), None, 0, 20.0, effort=3.0).schedule for one in problems]
         best = min(one.timeline().value for one in found if one is not None)
@@ -397,9 +393,7 @@ def test_the_bound_of_every_partition_knows_the_lengths_of_microbatches(placemen
         plain = random_profile(rng, stages + 1)
         layers = tuple(replace(one, F=100 * one.F, B=100 * one.B, W=100 * one.W) for one in plain.layers)
         profile = replace(plain, layers=layers, microbatch_factors=lengths)
-        problems = [
-            profile.problem(ranks, len(lengths), placement, layers=one) for one in all_partitions(stages + 1, stages)
-        ]
+        problems = [profile.problem(ranks, len(lengths), placement, layers=one) for one in partitions(stages + 1, stages)]
         assert not any(one.alike for one in problems)
         best = min(solve_cp(one, None, 0, 10.0).bound for one in problems)
         bound = least_step(costs_of(profile, placement, ranks, len(lengths)), "makespan")

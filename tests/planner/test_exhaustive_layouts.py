@@ -29,7 +29,7 @@ def random_layout(what: str, seed: int) -> tuple[Shape, Cluster, Layout, tuple[i
     passes that has what is asked for, and bytes a device: below the least that any needs, and above."""
     rng = np.random.default_rng(seed)
     sizes = 256 * int(rng.integers(1, 5)), 8, int(rng.integers(1, 4)), int(rng.choice([256, 4096]))
-    shape = replace(Shape.gpt(*sizes, int(rng.choice([1024, 51_200]))), tied=bool(seed % 2))
+    shape = replace(Shape.gpt(*sizes, int(rng.choice([1024, 51_200]))), tied=bool(seed % 2), gradients=2 + seed % 3)
     launch, host, share = float(rng.choice([0, 3, 300])), float(rng.choice([0, 0, 1500])), rng.choice([0.02, 0.1, 0.3, 1])
     assert A100.copies is not None
     copies = Link(float(rng.choice([0, 10])), A100.copies.bytes_per_us * share)

@@ -12,10 +12,11 @@ import pytest
 import zbsolve
 from zbsolve import BadInput, Link
 from zbsolve.cli import main
-from zbsolve.planner import CLUSTERS, Plan, PlanFront, Shape, plan_front, what_if
+from zbsolve.planner import CLUSTERS, Layout, Plan, PlanFront, Shape, layout_profile, plan_front, what_if
 from zbsolve.planner.answers import LINK_CHANGES, Answer
 from zbsolve.planner.bounds.layout_rules import NEVER
-from zbsolve.planner.case import LESS_IS_EASIER, MORE_IS_EASIER, Case, case_of, changed, no_harder
+from zbsolve.planner.candidate import step_of
+from zbsolve.planner.case import LESS_IS_EASIER, MORE_IS_EASIER, OF_LAYERS, Case, case_of, changed, no_harder
 from zbsolve.planner.costs.layer_formulas import after_pipeline, exchange_pass
 from zbsolve.planner.costs.rank_costs import costs_of
 from zbsolve.planner.space import layouts
@@ -98,12 +99,23 @@ def test_what_is_easier_makes_nothing_longer(name: str, slow_host: bool) -> None
     base = CASE._replace(cluster=replace(A100, **constants))
     text = f"{name}=0.5x" if name in LESS_IS_EASIER else f"{name}=1.9x"
     easier = changed(base, text)
-    assert no_harder(easier, base)
+    assert no_harder(easier, base, in_slices=False)
+    assert no_harder(easier, base) == (name not in OF_LAYERS)
     assert not no_harder(base, easier)
     assert no_harder(base, base)
     table = layouts(SMALL, base.devices, base.batch, A100)
     for mine, theirs in zip(_times(easier, table), _times(base, table), strict=True):
         assert (mine <= theirs).all()
+
+
+def test_a_slice_may_take_longer_where_layers_take_less() -> None:
+    """The host limits the forward, and less of it is attention: the first slice, which has least of that, takes longer."""
+    base = CASE._replace(cluster=replace(A100, host=1000.0))
+    layout = Layout(pp=2, size=1, count=2, slices=2)
+    cases = base, changed(base, "hbm=1.9x")
+    steps = (step_of(layout, A100.memory).problem(layout_profile(SMALL, layout, case.cluster)) for case in cases)
+    before, after = (step.passes.duration[step.index["0F0"]] for step in steps)
+    assert after > before
 
 
 def _times(case: Case, table: zbsolve.planner.Layout) -> list[np.ndarray]:

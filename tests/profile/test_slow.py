@@ -9,6 +9,7 @@ import pytest
 
 from zbsolve import Problem, Schedule, Timeline, Trace, pipeline, preset
 from zbsolve.interchange.traces.reading import read_trace
+from zbsolve.profile.measured_run import FROM_STEPS, LINKS
 from zbsolve.profile.slow import problem_now, slow_parts
 
 from ..support.house import ROOT
@@ -44,6 +45,12 @@ def test_a_slow_rank_and_its_cost() -> None:
         "slow: rank 3: takes 1.50 times the median of the others; the step is 1,200 µs (26.7%) shorter without"
     )
     assert problem_now(ran(schedule, real)).passes.duration.tolist() == real.passes.duration.tolist()
+    unlike = one_f_one_b([100, 110, 100, 150], [200, 220, 200, 300], comm=0)
+    own = replace(ran(unlike, unlike.problem), facts={LINKS: FROM_STEPS})  # ranks are compared with each other
+    assert [(found.what, found.times) for found in slow_parts(own)] == [
+        ("rank 3", pytest.approx(1.5)),
+        ("rank 1", pytest.approx(1.1)),
+    ]
 
 
 def test_a_stage_that_was_planned_longer_is_not_slow() -> None:

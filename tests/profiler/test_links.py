@@ -62,7 +62,7 @@ def test_two_processes_on_gpus() -> None:
 
 def test_two_processes_of_this_machine() -> None:
     with ends(torch.device("cpu")) as started:
-        (found,), ranks, collectives, curves = measure_links(90, sizes=(4096, 64), started=started)
+        (found,), ranks, collectives, curves = measure_links(400.0, sizes=(4096, 64), started=started)
     assert curves == []
     assert ranks == 2
     assert {kind: len(row) for kind, row in collectives.items()} == dict.fromkeys(KINDS, TOGETHER)

@@ -68,6 +68,8 @@ def test_it_finds_as_much_over_every_number_of_layers() -> None:
     assert min(found.items(), key=lambda one: one[1]) == ((2, 0), (902, 902))
     assert sorted(bound for _, bound in found.values())[1] == 904
     assert bound_of_every_choice(profile, replace(step, recompute="auto")) == 902
+    bare = replace(profile, layers=tuple(replace(c, held_until_W=0) for c in layers), host=HostLink(1.0, 1.0, 1.0, 1.0, 1.0))
+    assert bound_of_every_choice(bare, replace(step, offload="auto")) == 902  # there is nothing to copy
     schedule, tried = solve_auto(profile, replace(step, recompute="auto"), effort=2.0)
     assert schedule.timeline().value == 902
     assert schedule.problem.recomputed == (2, 0)

@@ -33,8 +33,8 @@ def free() -> int:
 
 
 @pytest.fixture(scope="module")
-def found(free) -> Frontier:  # after `free`, so that no point pays for compiling
-    return frontier(equal_layers(4, 10), Step(4, 8), points=12, seconds=3)
+def found() -> Frontier:
+    return frontier(equal_layers(4, 10), Step(4, 8), points=12, effort=0.5)
 
 
 @pytest.mark.slow

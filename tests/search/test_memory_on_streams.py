@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
+from itertools import combinations, count
 
 import numpy as np
 import pytest
 
-from zbsolve import Infeasible, Problem, pipeline, solve, verify
+from zbsolve import Edge, Infeasible, Pass, Problem, pipeline, solve, verify
 from zbsolve.build import with_sharding
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.syncs import pools_with_syncs, with_syncs
@@ -54,6 +54,29 @@ def test_the_exact_search_agrees_with_the_one_for_one_stream() -> None:
 def test_no_bound_is_above_the_optimum(first: int) -> None:
     for problem in sharded(range(first, first + 40), 20):
         bounds_hold(problem)
+
+
+def own_passes(seed: int) -> Problem:
+    """Passes that no builder makes: on the compute stream, on one beside it, or on both."""
+    random, streams = np.random.default_rng(seed), (("compute:0",), ("comm:0",), ("extra:0",), ("compute:0", "comm:0"))
+    passes = [Pass("F", 0, 0, 0, 3)]
+    for i in range(1, 8):
+        kind, time, on = random.choice(["F", "AF", "C"]), random.integers(1, 9), streams[random.integers(4)]
+        passes.append(Pass(str(kind), 0, i, 0, int(time), 0, on))
+    pairs = [(a.name, b.name) for a, b in combinations(passes, 2) if random.random() < 0.25]
+    edges = [Edge(a, b, int(random.integers(4)), int(random.integers(4)), carries="") for a, b in pairs]
+    return Problem.of(passes, edges, [9])
+
+
+def test_passes_of_your_own_on_several_streams() -> None:
+    """The optimum is over lanes in table order; an order against it may be shorter, and has no bound but the rank's work."""
+    for problem in map(own_passes, range(60, 80)):
+        bounds_hold(problem)
+        if (best := optimum(problem)) is not None:
+            schedule = solve(problem, effort=0.1)
+            assert verify(problem, schedule) == ()
+            assert schedule.certificate is not None
+            assert schedule.certificate.bound <= schedule.certificate.value <= best
 
 
 @pytest.mark.parametrize("first", range(300, 400, 50))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +14,10 @@ from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.search.certify import certificate_of
 from zbsolve.search.state import Contest, State
+from zbsolve.util import machine
 from zbsolve.util.clock import Clock
 from zbsolve.util.errors import WrongBound
-from zbsolve.util.machine import GRACE, run_threads
+from zbsolve.util.machine import run_threads
 
 from ..support.problems import random_problem, uniform
 
@@ -57,16 +58,11 @@ def test_effort_gives_the_same_bytes(tmp_path):
     assert Schedule.load(tmp_path / "a.json").certificate.seconds == 0
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("looks")
 def test_seconds_are_kept_and_an_optimum_returns_early():
-    solve(uniform("vee", 4, 4), seconds=5)  # compile first
-    began = time.monotonic()
-    schedule = solve(uniform("vee", 6, 20, (3, 4, 2), capacity=7), seconds=2)
-    assert time.monotonic() - began < 20  # a guard; benchmarks hold it to 1.5 times
-    assert schedule.certificate.seconds < 20
-    began = time.monotonic()
-    assert solve(uniform("single", 4, 8), seconds=60).certificate.status == "optimal"
-    assert time.monotonic() - began < 30
+    assert 2 <= solve(uniform("vee", 6, 20, (3, 4, 2), capacity=7), seconds=2).certificate.seconds < 3
+    found = solve(uniform("single", 4, 8), seconds=60).certificate
+    assert (found.status, found.seconds < 1) == ("optimal", True)
 
 
 def test_a_hint_is_never_lost_and_may_come_from_other_times():
@@ -153,13 +149,18 @@ def test_what_one_worker_raises_ends_all():
     run_threads([lambda: None] * 3, lambda: False, lambda: None)  # ends with its jobs
 
 
-def test_workers_that_do_not_end_are_waited_for_together():
-    ended = threading.Event()
-    began = time.monotonic()
+def test_workers_that_do_not_end_are_waited_for_together(monkeypatch):
+    """Forty, by a clock that goes on while one is waited for."""
+    ended, wall = threading.Event(), SimpleNamespace(now=0.0)
+
+    def join(thread, timeout=None):
+        wall.now += timeout or 0.0
+
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: wall.now))
+    monkeypatch.setattr(threading.Thread, "join", join)
     run_threads([lambda: ended.wait(90) or None] * 40, lambda: True, lambda: None)
-    took = time.monotonic() - began
     ended.set()
-    assert took < 20 * GRACE  # one after the other they would take forty times as long as one
+    assert wall.now == machine.GRACE
 
 
 def test_a_search_that_is_told_to_end_keeps_its_first_schedule():

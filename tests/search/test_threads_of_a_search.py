@@ -22,7 +22,7 @@ from zbsolve.search.state import ALONE, Contest, State
 from zbsolve.util.clock import Clock
 from zbsolve.workers.workers import threads_each
 
-PATIENCE = 60.0  # seconds that threads have for a few steps
+PATIENCE = 400.0  # seconds that threads have for a few steps
 MANY = 20  # steps that only those who do not wait take
 
 
@@ -103,8 +103,8 @@ def test_cp_sat_has_half_of_the_threads(
     monkeypatch.setattr(cp, "make_solver", make_solver)
     state = state_with(threads)
     state.clock = Clock(PATIENCE, effort)
-    finder.cp(state, 0, 5.0)
-    assert asked == [(5.0 if effort is None else cp.NO_LIMIT, exact)]
+    finder.cp(state, 0, PATIENCE / 2)
+    assert asked == [(PATIENCE / 2 if effort is None else cp.NO_LIMIT, exact)]
     assert state.schedule is not None
     assert state.bound.value == state.value
 

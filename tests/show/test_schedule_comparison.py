@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from zbsolve import BadInput, Schedule, pipeline, preset, solve
+from zbsolve.search.certify import proven
 from zbsolve.show import compare_schedules, schedules_as_text
 from zbsolve.show.schedule_comparison import TimeShares, time_shares
-from zbsolve.show.schedule_comparison_text import comparison_as_page
+from zbsolve.show.schedule_comparison_text import comparison_as_page, verdict_line
 
 
 def step(m: int = 8, **options):
@@ -95,6 +96,17 @@ def test_schedules_of_one_problem_share_the_highest_bound() -> None:
     elsewhere = low.certified(replace(low.certificate, digest="another"))
     for beside in (high, elsewhere):
         assert compare_schedules([("low", low), ("beside", beside)]).rows[0].certificate.bound == 1
+
+
+def test_a_bound_that_only_a_file_says_is_neither_shared_nor_called_proven() -> None:
+    """GPipe's file says that nothing is shorter."""
+    gpipe = preset("gpipe", pipeline([10] * 4, [10] * 4, [10] * 4, microbatches=6))
+    honest = proven(gpipe)
+    assert honest.certificate is not None
+    false = proven(honest.certified(replace(honest.certificate, bound=240)))
+    assert verdict_line(compare_schedules([("false", false)])).endswith("but a file says: no order of its passes is shorter")
+    compared = compare_schedules([("honest", honest), ("false", false)])
+    assert verdict_line(compared).endswith("proven: no order of its passes takes more than 12.50% less")
 
 
 def test_the_page_says_the_first_the_best_and_the_proof() -> None:

@@ -30,7 +30,7 @@ def chromium() -> Iterator[Any]:
     if path is None:
         pytest.skip("no chromium on the path (on Debian: apt-get install chromium)")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=list(FLAGS))
+        browser = driver.chromium.launch(executable_path=path, args=list(FLAGS), timeout=300_000)
         yield browser
         browser.close()
 
@@ -41,7 +41,7 @@ def opened(browser: Any, path: Path | str, size: tuple[int, int] = WIDE, **more:
     Fails where the page itself fails, or asks for anything beside itself."""
     context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **more)
     page, wrong = context.new_page(), list[str]()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(300_000)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
     address = str(path) if "://" in str(path) else Path(path).resolve().as_uri()

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from contextlib import contextmanager
 from typing import Any
 
-LIMIT = 20
+LIMIT = 300
 _here = threading.local()
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 from zbsolve.exec import Pipeline
 from zbsolve.exec.base.values import is_dtensor
 
-from .exec_tools import a_problem, random_schedule, refusal
+from .exec_tools import Resting, a_problem, random_schedule, refusal
 from .trials import Batches, Trial, mesh_of, tried
 
 WIDTH, LENGTH, HEADS = 8, 6, 4
@@ -232,6 +232,7 @@ def profiled(rank: int, words: list[str]) -> tuple[int, str]:
     from zbsolve.cli import main
 
     place = {"RANK": str(rank), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": str(rank)}
-    with mock.patch.dict(os.environ, place), redirect_stderr(io.StringIO()) as said:
+    counted = mock.patch("profiler.memory.Settled", Resting)
+    with mock.patch.dict(os.environ, place), counted, redirect_stderr(io.StringIO()) as said:
         code = main(["profile", *words])
     return code, said.getvalue()

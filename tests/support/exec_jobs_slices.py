@@ -165,7 +165,7 @@ def trial_of(case: Case, schedule: Schedule) -> Trial:
         steps=2,
         each=True,
         uneven=bool(case.rows),
-        options=(lambda: {"mesh": mesh_of(dp=2, pp=2), "timeout": 120}) if case.dp > 1 else {"timeout": 120},
+        options=(lambda: {"mesh": mesh_of(dp=2, pp=2)}) if case.dp > 1 else {},
     )
 
 

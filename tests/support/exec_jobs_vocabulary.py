@@ -141,7 +141,7 @@ def trial_of(case: Case, seed: int = 0, problem: Problem | None = None) -> Trial
         return [made[i] for i in numbers]
 
     def options() -> dict[str, Any]:
-        how: dict[str, Any] = {"split": case.split, "timeout": 30}
+        how: dict[str, Any] = {"split": case.split}
         if case.emulated:
             how["emulate"] = Times.of(schedule, "schedule")
         if case.meta:

@@ -33,7 +33,7 @@ class Site:
 
     def get(self, path: str, token: str = "", host: str = "", method: str = "GET") -> tuple[int, dict[str, str], str]:
         """Status, headers, text."""
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=100)
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         link.request(method, f"/{token or self.token}/{path}", headers={"Host": host} if host else {})
         reply = link.getresponse()
         text = reply.read().decode()
@@ -63,5 +63,5 @@ def serving(profile: Profile | None = None, path: str = "") -> Iterator[Site]:
         yield Site(listening.getsockname()[1])
     finally:
         running.should_exit = True
-        thread.join(20)
+        thread.join(300)
     assert not thread.is_alive()

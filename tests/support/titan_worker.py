@@ -122,7 +122,7 @@ def main() -> None:
     sys.modules[KERNELS] = Absent(KERNELS)
     on_cpu()
     store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=300))
     cases: dict[str, dict[str, Any]] = json.loads((folder / "cases.json").read_text(encoding="utf-8"))
     found = {}
     for name, case in cases.items():

@@ -27,6 +27,7 @@ from zbsolve.exec.handlers import Data
 from zbsolve.exec.sharding.rank import Sharding
 from zbsolve.models.sides import batch_with, row_of
 
+from .exec_ranks import LIMIT
 from .exec_tools import largest, random_schedule, worst
 
 TRIED = "tests.support.trials:tried"
@@ -83,7 +84,7 @@ class Trial:
             return made
 
         options = self.options() if callable(self.options) else self.options
-        how: dict[str, Any] = {"loss": self.loss, "timeout": 60, **options, **more}
+        how: dict[str, Any] = {"loss": self.loss, "timeout": LIMIT, **options, **more}
         given = self.whole() if self.listed and self.whole else wrapped if self.wrap else self.layers
         layers = how.pop("layers", given)
         return Pipeline(layers, how.pop("schedule", None) or self.schedule(), **how)

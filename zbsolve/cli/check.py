@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..schedule import GIVEN, Certificate, Schedule
-from ..show.sentences import verdict
+from ..show.sentences import by_microbatch, verdict
 from ..util.errors import BadInput
 from ..util.files import document_kind
 from ..util.text import format_gap, format_time, format_times, parse_share
@@ -166,7 +166,9 @@ def check_period(options: argparse.Namespace) -> int:
     body = {"microbatches": rounds.microbatches, "work": rounds.work, "period": float(own.time), "cycle": list(own.cycle)}
     body |= {"bound": float(bound), "proof": proof}
     lines = [
-        _line("this order", float(own.time), rounds.microbatches, rounds.work) + f"; set by {' → '.join(own.cycle)}",
+        _line("this order", float(own.time), rounds.microbatches, rounds.work)
+        + ("; set by " if own.cycle else "")
+        + " → ".join(own.cycle),
         _line("bound", float(bound), rounds.microbatches, rounds.work) + f"; {proof}",
     ]
     if options.seconds:
@@ -189,13 +191,14 @@ def _line(what: str, time: float, microbatches: int, work: int) -> str:
 @dataclass(frozen=True)
 class StillGood:
     """An order with a profile's times. wrong: why it is not valid, or "". value: its step time, µs; before: that with its
-    file's times; best: the shortest found; bound: a lower bound on all. within: how much longer than best is still good."""
+    file's times; best: the shortest found; bound, proof: of all orders. within: how much longer than best is still good."""
 
     wrong: str
     value: int
     before: int
     best: int
     bound: int
+    proof: str
     within: float
 
     @property
@@ -234,15 +237,16 @@ def _still_good(schedule: Schedule, profile: Any, within: float, options: argpar
     timed, before = order_on(schedule, profile, replicas=options.replicas), int(schedule.timeline().value)
     wrong = why_not(timed)
     if wrong:
-        return StillGood(wrong, 0, before, 0, 0, within)
+        return StillGood(wrong, 0, before, 0, 0, "", within)
     value, quick = int(timed.timeline().value), certified(timed, GIVEN).certificate
     assert quick is not None
     if value <= (1 + within) * quick.bound:
-        return StillGood("", value, before, value, quick.bound, within)  # no order can be shorter by more
+        return StillGood("", value, before, value, quick.bound, quick.proof, within)  # no order can be shorter by more
     with searching("check") as (search, _):
         best = solve(timed.problem, seconds=options.seconds, hint=timed, prefer=None, progress=lambda s: search.show("", s))
     assert best.certificate is not None
-    return StillGood("", value, before, best.certificate.value, max(best.certificate.bound, quick.bound), within)
+    highest = max(best.certificate, quick, key=lambda certificate: certificate.bound)
+    return StillGood("", value, before, best.certificate.value, highest.bound, highest.proof, within)
 
 
 def _profile_lines(options: argparse.Namespace, still: StillGood) -> list[str]:
@@ -251,12 +255,12 @@ def _profile_lines(options: argparse.Namespace, still: StillGood) -> list[str]:
         return [f"{name}: does not hold {by}: {still.wrong}"]
     lines = [f"{name}: holds {by}", f"it takes {format_time(still.value)}, and {format_time(still.before)} by its own times"]
     at_most = format_gap(1 - still.bound / still.value if still.value else 0.0)
-    proven = f"proven: at most {at_most} less is possible"
+    proven = f"proven: at most {at_most} less is possible{by_microbatch(still.proof)}"
     if still.bound >= still.value:
-        proven = "proven: no order of its passes is shorter"
+        proven = f"proven: no order of its passes{by_microbatch(still.proof)} is shorter"
+    less = f"takes {1 - still.best / still.value:.2%} less" if still.value else ""
     if not still.good:
-        less = 1 - still.best / still.value
-        return [*lines, f"another order takes {less:.2%} less, {format_time(still.best)}: solve it again with this profile"]
+        return [*lines, f"another order {less}, {format_time(still.best)}: solve it again with this profile"]
     if still.best < still.value:
-        proven = f"the best that was found takes {1 - still.best / still.value:.2%} less; {proven}"
+        proven = f"the best that was found {less}; {proven}"
     return [*lines, f"still within {still.within:.2%} of the best; {proven}"]

@@ -9,6 +9,7 @@ from typing import Any
 from ..profile.profile import Profile
 from ..show.pages import picture, render
 from ..show.pictures.schedule import schedule_as_svg
+from ..show.sentences import by_microbatch
 from ..systems.table import system
 from ..util.text import format_bytes, format_gap, format_time, printable
 from .playground import MORE_SECONDS, Answer, Row
@@ -76,7 +77,8 @@ def _figures(answer: Answer) -> list[tuple[str, str, str]]:
     timeline, certificate = answer.schedule.timeline(), answer.certificate
     rank = max(range(len(answer.peaks)), key=answer.peaks.__getitem__)
     room = "" if answer.capacity is None else f", which has {format_bytes(answer.capacity[rank])}"
-    proven = "proven: no order of these passes is shorter" if not certificate.gap else "proven: none is shorter than this"
+    no_order = f"proven: no order of these passes{by_microbatch(certificate.proof)} is shorter"
+    proven = f"{no_order} than this" if certificate.gap else no_order
     left = "optimal" if not certificate.gap else f"at most {certificate.gap:.2%} could be saved"
     return [
         (certificate.objective, format_time(certificate.value), left),

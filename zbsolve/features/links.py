@@ -20,11 +20,6 @@ def _build(problem: Problem, staged: Any) -> Problem:
     return with_links(problem, link.shared, round(link.latency)) if link.shared else problem
 
 
-def _build_cards(problem: Problem, staged: Any) -> Problem:
-    """Put gradient sums and gathers on the cards of messages, where their group's link is shared by a rank's messages."""
-    return with_cards(problem) if staged.profile.link.shared == RANK == staged.group.shared else problem
-
-
 def group_note(what: str, profile: Any) -> str:
     """A line where a data-parallel group sends what the words say, and the profile does not know its link; or ""."""
     if profile.shard_link is not None:
@@ -50,4 +45,6 @@ LINKS = Feature(
         Apart(SHARE, SENDER, BOTH),
     ),
 )
-CARDS = Feature("cards", build=_build_cards)
+CARDS = Feature(  # gradient sums and gathers on the cards of messages, where their group's link is shared by those of a rank
+    "cards", build=lambda step, on: with_cards(step) if on.profile.link.shared == RANK == on.group.shared else step
+)

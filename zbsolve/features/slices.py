@@ -189,7 +189,7 @@ def _part_of_shard(row: ShardCosts, share: float, link: Link) -> ShardCosts:
 
 
 class OfAnySlices(NamedTuple):
-    """bound: a lower bound of every schedule in two slices or more, µs. longer_from: with so many slices or more, up to the
+    """bound: a lower bound of every schedule, whole or in slices, µs. longer_from: with so many slices or more, up to the
     tokens of the sequence, every schedule is longer than the value that was asked about; None: not proven."""
 
     bound: int
@@ -197,8 +197,8 @@ class OfAnySlices(NamedTuple):
 
 
 def bound_of_any_slices(profile: Any, step: Any, whole: Any, value: int) -> OfAnySlices | None:
-    """A lower bound for any slices of a step: the work of the busiest rank. whole: the same step with closed fields, named
-    layers, no memory limit, and without slices. value: µs, see `OfAnySlices.longer_from`.
+    """A lower bound for a step, whole or in any slices: the busiest rank's work. whole: the same step with closed fields,
+    named layers, no memory limit, and without slices. value: µs, see `OfAnySlices.longer_from`.
 
     Slices share the time of the whole sequence, and each has its measured extra (see `SliceExtra`), whatever its length. An
     extra in proportion to length has the same sum for any lengths; one in proportion to length and position sums to at most
@@ -215,7 +215,8 @@ def bound_of_any_slices(profile: Any, step: Any, whole: Any, value: int) -> OfAn
     least = np.ceil(works.mean(axis=0) if step.attention_exchange else works.max(axis=0)).astype(np.int64)
     short = np.flatnonzero(least <= value)
     last = int(short[-1]) if len(short) else -1
-    return None if not len(least) else OfAnySlices(int(least.min()), None if last + 1 == len(least) else last + 3)
+    longer = None if last + 1 == len(least) else last + 3
+    return OfAnySlices(min(problem.work, int(least.min())), longer) if len(least) else None
 
 
 def _works(profile: Any, problem: Problem, microbatches: int, tokens: int) -> Floats:

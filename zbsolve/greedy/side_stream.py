@@ -203,6 +203,7 @@ def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline |
     if not len(problem.side_stream):
         return Schedule(problem, schedule.order, schedule.syncs)
     orders = Schedule(problem, schedule.order, schedule.syncs).sequences
+    orders = {stream: rows for stream, rows in orders.items() if len(rows) == len(problem.members[stream])}
     timeline = _late_sources(problem, timeline or simulate(problem, list(orders.values())))
     row = moments_in(timeline)
     scale = 4 * len(problem.passes) + 4  # spreads the row, so that all side passes fit between two others, even moved ones

@@ -21,6 +21,7 @@ from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..tables import WHOLE, Bools
 from ..timeline import Timeline
+from ..util.clock import Clock
 from ..util.errors import Deadlock
 from ..util.kernels import inner_kernel, kernel
 from .arrays.accounts import compressed_rows
@@ -203,9 +204,10 @@ def slowing(problem: Problem) -> Bools:
     return (np.minimum(paces, paces.T) < WHOLE) & (p.rank[:, None] == p.rank) & (p.streams[:, None] != p.streams)
 
 
-def with_waits(schedule: Schedule) -> Schedule:
+def with_waits(schedule: Schedule, clock: Clock | None = None) -> Schedule:
     """The schedule, or a shorter one in which passes that slow each other wait for each other in place of meeting: one sync
-    after the other is added where that makes the step shorter. The schedule has all other syncs that it needs."""
+    after the other is added where that makes the step shorter. The schedule has all other syncs that it needs. clock: a
+    limit of time, beside that of tries."""
     problem, best = schedule.problem, schedule
     if not problem.slowdowns or len(problem.passes) > MOST_WAITING:
         return schedule
@@ -215,6 +217,8 @@ def with_waits(schedule: Schedule) -> Schedule:
         meet = slows & (before.start[:, None] < before.end) & (before.start < before.end[:, None])
         for i, j in np.argwhere(meet)[:tries].tolist():
             tries -= 1
+            if clock is not None and clock.left <= 0:
+                return best
             waiting = Schedule(problem, best.order, (*best.syncs, (names[i], names[j])))
             with suppress(Deadlock):
                 if waiting.timeline().value < before.value:

@@ -16,7 +16,7 @@ from ..util.errors import BadInput, Infeasible, NotFound, interruption, prefixed
 from ..util.text import parse_bytes
 from .bounds.layout_rules import NEVER
 from .candidate import Candidate, retimed
-from .case import Case, case_of, changed, no_harder
+from .case import Case, carried_until, case_of, changed, no_harder
 from .costs.rank_costs import least_bytes
 from .layout import rows_of
 from .plan_file import Plan
@@ -73,7 +73,8 @@ def what_if(
     search: seconds or effort for each change, and the seed, as `plan` takes them.
 
     Orders of known plans are tried first where their layouts are in the space, so a change that makes nothing harder never
-    gives a longer step. A bound also holds for cases nowhere easier. Raises BadInput naming the change, before any search.
+    gives a longer step, except in slices (see `OF_LAYERS`). A bound also holds for cases nowhere easier. Raises BadInput,
+    naming the change, before any search.
     """
     cases = changed_cases(case_of(before), changes)
     known = [(case_of(before), before), *((key.case, key.plan) for key in others if key.plan)]
@@ -140,10 +141,11 @@ def _bounded(answer: Answer, known: Known) -> Answer:
     """The answer with the highest lower bound among its own and those of all cases nowhere harder than its case."""
     if answer.plan is None:
         return answer
-    plans = [answer.plan, *(there for case, there in known if no_harder(case, answer.case))]
-    best = max(plans, key=lambda there: there.bound)
+    own = answer.plan.bounds
+    bounds = [(min(there.bound, carried_until(case, answer.case, own)), there) for case, there in known]
+    bound, best = max([(answer.plan.bound, answer.plan), *bounds], key=lambda pair: pair[0])
     proof = best.space.bound_by + ("" if best is answer.plan else ", where less is in the way")
-    return replace(answer, bound=min(best.bound, answer.plan.best.value), proof=proof)
+    return replace(answer, bound=min(bound, answer.plan.best.value), proof=proof)
 
 
 # --- Fronts ---

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 
 from ..util.errors import BadInput
 from ..util.text import did_you_mean, parse_bytes
+from .bounds.space_bounds import SpaceBounds
 from .cluster import LINKS, Cluster
 from .plan_file import Plan
 from .profiled_model import Model
@@ -21,6 +23,9 @@ MORE_IS_EASIER = (
     *("copies.bandwidth", "host_memory"),
 )
 LESS_IS_EASIER = ("inside.latency", "between.latency", "traffic", "host", "constant", "copies.latency", "contention")
+# Of these, numbers that times of layers depend on: slices share a layer's time by its part that is attention, in whole µs,
+# so one of them may take longer where the layer takes less.
+OF_LAYERS = {"hbm", "traffic", "host", "overlap", *(f"{link}.{x}" for link in LINKS[:2] for x in ("bandwidth", "latency"))}
 CHANGE = re.compile(r"\s*([a-z._]+)\s*([=+-])\s*(\S+)\s*")
 
 
@@ -62,8 +67,9 @@ def changed(case: Case, text: str) -> Case:
     return case._replace(cluster=Cluster.from_json(_nested(body), where))
 
 
-def no_harder(case: Case, other: Case) -> bool:
-    """Whether every schedule of the other case is also one of this case, and takes no longer in it."""
+def no_harder(case: Case, other: Case, *, in_slices: bool = True) -> bool:
+    """Whether every schedule of the other case is also one of this case, and takes no longer in it. in_slices: also those
+    of layouts in slices."""
     same = case.model is other.model and (case.devices, case.batch, case.only) == (other.devices, other.batch, other.only)
     if not same or case.memory < other.memory:
         return False
@@ -71,7 +77,16 @@ def no_harder(case: Case, other: Case) -> bool:
     differ = {name for name in here if here[name] != there[name]} - {"name", "source", "error", "memory"}
     more, less = differ & {*MORE_IS_EASIER}, differ & {*LESS_IS_EASIER}
     easier = all(here[i] > there[i] for i in more) and all(here[i] < there[i] for i in less)
-    return differ == more | less and easier
+    return differ == more | less and easier and not (in_slices and differ & OF_LAYERS)
+
+
+def carried_until(case: Case, other: Case, bounds: SpaceBounds) -> float:
+    """µs up to which bounds of `case` hold for the other case too, which has these `bounds` itself: all do (∞) where nothing
+    of it is harder; only those below all layouts in slices where these may be harder; else none (0)."""
+    if no_harder(case, other):
+        return inf
+    in_slices = bounds.step[bounds.layout.slices > 1].min(initial=inf)
+    return float(in_slices) if no_harder(case, other, in_slices=False) else 0.0
 
 
 def _numbers(case: Case) -> dict[str, float]:

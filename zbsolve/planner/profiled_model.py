@@ -226,7 +226,8 @@ def point_of(profile: Profile, where: str) -> Point:
     ends = {0, len(profile.layers) - 1}
     if any(set(group) != ends for _, group in profile.tied):
         raise BadInput(f"{where}: field 'tied': a plan knows parameters that first and last layer share, and no others")
-    first, *blocks, last = (_plain(layer) for layer in profile.layers)
+    known = (*TIMES, *BYTES, *SAME)  # fields that the planner uses
+    first, *blocks, last = (Layer(layer.name, **{name: getattr(layer, name) for name in known}) for layer in profile.layers)
     block = _mean(blocks, where)
     first = replace(first, output_kept=min(first.output_kept, _kept(first)))  # only kept bytes can be counted twice
     last = replace(last, input_unneeded=min(last.input_unneeded, _kept(last)))
@@ -240,11 +241,6 @@ def point_of(profile: Profile, where: str) -> Point:
 
 def _kept(layer: Layer) -> int:
     return layer.held_until_B + layer.held_until_W
-
-
-def _plain(layer: Layer) -> Layer:
-    """A layer with only the fields that the planner uses."""
-    return Layer(layer.name, **{name: getattr(layer, name) for name in (*TIMES, *BYTES, *SAME)})
 
 
 def _mean(blocks: Sequence[Layer], where: str) -> Layer:

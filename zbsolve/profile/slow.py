@@ -51,13 +51,15 @@ def slow_parts(trace: Trace) -> tuple[Slow, ...]:
     """
     lengths, now = lengths_of(trace), replace(trace, problem=_with_links(trace))
     parts = [*_slow_links(trace, now), *_slow_microbatches(now, lengths)]
-    ranks, ratio = now.problem.ranks, now.computed() / np.maximum(_expected(trace, lengths), 1e-9)
-    usual, pipelines = _relative(now, ratio), _pipelines(trace)
+    ranks, expected = now.problem.ranks, np.maximum(_expected(trace, lengths), 1e-9)
+    took, pipelines = now.computed(), _pipelines(trace)
+    usual = _relative(now, took, expected)
     for name in dict.fromkeys(pipelines) if len(set(pipelines)) > 1 else ():
         rows = [i for i, other in enumerate(pipelines) if other == name]
-        own = _relative(now, ratio[rows])
-        parts += [_slow_rank(now, ratio, rank, rows, name) for rank in range(ranks) if own[rank] >= ALONE * usual[rank]]
-    parts += [_slow_rank(now, ratio, rank, range(len(trace.steps)), "") for rank in range(ranks)]
+        own = _relative(now, took[rows], expected)
+        slow = np.flatnonzero(own >= ALONE * usual).tolist()
+        parts += [_slow_rank(now, (took[rows], expected), rank, rows, name) for rank in slow]
+    parts += [_slow_rank(now, (took, expected), rank, range(len(trace.steps)), "") for rank in range(ranks)]
     kept = [slow for slow in parts if slow.times >= SLOWER and slow.cost >= LEAST_SHARE * slow.step]
     return tuple(sorted(kept, key=lambda part: -part.cost))
 
@@ -88,29 +90,28 @@ def _lasting(lengths: Lengths) -> Floats:
 
 
 def _expected(trace: Trace, lengths: Lengths) -> Floats:
-    """The expected µs of each pass, shape (passes,): by the schedule's times, else as on other ranks."""
+    """The expected µs of each pass, shape (passes,): by the schedule's times, else the median of all ranks with its kind."""
     problem, own = trace.problem, lengths.usual
     p = problem.passes
     if not _of_itself(trace):
         return (p.duration - problem.sending).astype(np.float64)
     expected = own.copy()
+    layers = np.maximum(np.array(problem.layers or (1,) * problem.stages), 1)[p.stage % max(1, problem.stages)]
     for kind in np.unique(p.kind).tolist():
-        for rank in range(problem.ranks):
-            on_rank, others = ((p.kind == kind) & rows for rows in (p.rank == rank, p.rank != rank))
-            if on_rank.any() and others.any():
-                layers = np.maximum(np.array(problem.layers or (1,) * problem.stages), 1)[p.stage % max(1, problem.stages)]
-                each = np.median((own / layers)[others])
-                expected[on_rank] = each * layers[on_rank]
+        rows = p.kind == kind
+        ranks = [np.median((own / layers)[rows & (p.rank == rank)]) for rank in np.unique(p.rank[rows]).tolist()]
+        if len(ranks) > 1:
+            expected[rows] = np.median(ranks) * layers[rows]
     return expected
 
 
-def _relative(trace: Trace, ratio: Floats) -> Floats:
-    """For each rank, the ratio of its passes' times to the expected ones, the median over `ratio`'s steps, relative to the
-    median of the other ranks, shape (ranks,)."""
+def _relative(trace: Trace, took: Floats, expected: Floats) -> Floats:
+    """For each rank, its passes' time together relative to the expected one, the median over the steps of `took`, relative
+    to the median of the other ranks, shape (ranks,). took: µs, shape (steps, passes); expected: shape (passes,)."""
     problem = trace.problem
     rows = problem.computing & problem.in_microbatch
-    ratios = [ratio[:, rows & (problem.passes.rank == rank)] for rank in range(problem.ranks)]
-    means = [float(np.median(array.mean(axis=1))) if array.size else 1.0 for array in ratios]
+    own = [np.flatnonzero(rows & (problem.passes.rank == rank)) for rank in range(problem.ranks)]
+    means = [float(np.median(took[:, of].sum(axis=1)) / expected[of].sum()) if len(of) else 1.0 for of in own]
     return np.array([mean / _others(means, i) for i, mean in enumerate(means)])
 
 
@@ -120,13 +121,14 @@ def _others(values: Sequence[float], i: int) -> float:
     return max(float(np.median(others)) if others else float(values[i]), 1e-9)
 
 
-def _slow_rank(trace: Trace, ratio: Floats, rank: int, steps: Sequence[int], replica: str) -> Slow:
-    """A slow rank. Its cost is for expected times, times the others' ratio; variation between passes is kept."""
-    own, several = (trace.problem.passes.rank == rank) & trace.problem.computing, ratio[list(steps)]
-    times = float(_relative(trace, several)[rank])
-    usual = np.median(several[:, own].mean(axis=1)) / times if own.any() else 1.0
-    scale = np.where(own, usual / np.maximum(np.median(several, axis=0), 1e-9), 1.0)
-    return _slow(trace, steps, (f"rank {rank}", replica), times, scale)
+def _slow_rank(trace: Trace, times: tuple[Floats, Floats], rank: int, steps: Sequence[int], replica: str) -> Slow:
+    """A slow rank. Its cost is for expected times, times the others' ratio; variation between passes is kept. times: of the
+    steps, and expected (see `_relative`)."""
+    (took, expected), own = times, (trace.problem.passes.rank == rank) & trace.problem.computing
+    slower = float(_relative(trace, took, expected)[rank])
+    usual = np.median(took[:, own].sum(axis=1)) / expected[own].sum() / slower if own.any() else 1.0
+    scale = np.where(own, usual * expected / np.maximum(np.median(took, axis=0), 1e-9), 1.0)
+    return _slow(trace, steps, (f"rank {rank}", replica), slower, scale)
 
 
 def _slow_microbatches(trace: Trace, lengths: Lengths) -> list[Slow]:

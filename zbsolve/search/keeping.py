@@ -28,7 +28,7 @@ from ..partition.file import Partition
 from ..profile.profile import Profile
 from ..step import Step
 from ..util.clock import Clock
-from ..util.errors import Infeasible, NotFound
+from ..util.errors import Infeasible, NotFound, Unfit
 from ..util.files import write_document
 from .auto import closed_steps, solve_auto
 from .memory_limits import Point
@@ -52,7 +52,7 @@ def _bound_of_kept(profile: Profile, step: Step) -> int:
     host = None if profile.host is None else replace(profile.host, memory=None)
     bounds = [closed_form(free.problem(replace(profile, capacity=None, host=host))).value]
     if (whole := all_copied(step)) is not None:
-        with suppress(Infeasible):  # copying less may fit where copying everything does not: then the first bound remains
+        with suppress(Infeasible, Unfit):  # copying less may fit where all does not, or there is nothing to copy
             bounds.append(bound_over_choices(whole.problem(profile)).value)
     return max(bounds)
 

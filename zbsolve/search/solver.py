@@ -46,6 +46,7 @@ from .state import ALONE, LARGE_PASSES, Contest, State
 ROUNDS = 4  # further searches at most, each with more memory kept free for messages
 PATIENCE = 0.6  # a search whose best schedule does not fit with its messages ends when this share of its time is left
 LEAST_SHARE = 0.1  # of all the time: what a further search gets at least, until a schedule fits
+WAITS_SHARE = 0.1  # of the seconds: for waits of passes that slow each other
 
 
 def search_again(state: State, amount: float, search: Callable[[State], None]) -> float:
@@ -139,9 +140,13 @@ def solve(
     """
     if not isinstance(problem, Problem):
         raise BadInput(f"solve: a Problem is needed, not a {type(problem).__name__}; a Profile's method `problem` makes one")
+    if problem.passes.rank[problem.computing].max(initial=-1) < problem.ranks - 1:
+        raise BadInput(f"solve: rank {problem.ranks - 1}, the last, has no pass on its compute stream")
     check_options(method, solver, prefer, problem.objective)
     if method == "auto":
         ready(isinstance(prefer, Aim))
+    waits = max(0.0, WAITS_SHARE * seconds) if problem.slowdowns and effort is None else 0.0
+    seconds -= waits
     clock, further = value_clock(seconds, effort, prefer), 0.0
     state = State(problem, clock, work_bound(problem), progress=progress, contest=contest)
     amount, state.patience = clock.total, PATIENCE * clock.left
@@ -163,9 +168,10 @@ def solve(
     if state.lean is None:
         raise _nothing(state, method)
     used, best = clock.used + further, with_syncs(state.lean)
-    waiting = with_waits(best) if method in METHODS and best.timeline().value > state.bound.value else best
-    if waiting is not best and not (verify(waiting.problem, waiting) or lacking(waiting).any()):
-        best = waiting
+    if method in METHODS and best.timeline().value > state.bound.value:
+        waiting = with_waits(best, Clock(waits) if waits else None)
+        if waiting is not best and not (verify(waiting.problem, waiting) or lacking(waiting).any()):
+            best = waiting
     certificate = certificate_of(best, state.bound, state.lean_solver, 0.0 if clock.counted else used, seed)
     left = None if prefer is None or method != "auto" else second_clock(seconds, effort, prefer, used)
     return preferred(best.certified(certificate), prefer, left, peaks, (*state.leads, *state.starts))
@@ -330,9 +336,9 @@ def _nothing(state: State, method: str) -> ZbsolveError:
             what = f"{problem.pool_name(pool)} needs {exact_bytes(need)} for one pass, but has {exact_bytes(room)}"
             return Infeasible(f"capacity: {what}: no schedule exists")
     if state.infeasible:
-        orders = "no order by microbatch" if problem.ordered else "no order"
-        why = f"capacity: cp-sat proved that {orders} fits the memory of all ranks{_held_by_work(problem)}"
-        return Infeasible(f"{why}: no schedule exists")
+        orders, so = ("no order by microbatch", "") if problem.ordered else ("no order", ": no schedule exists")
+        what, why = ("capacity", "fits the memory of all ranks") if problem.capacity else ("edges", "keeps to all edges")
+        return Infeasible(f"{what}: cp-sat proved that {orders} {why}{_held_by_work(problem)}{so}")
     return NotFound(f"no schedule was found in this time{_held_by_work(problem)}, and it is not proven that there is none")
 
 

@@ -17,6 +17,7 @@ from .pages import picture, render
 from .pictures.drawing import USUAL, Drawing, Style, to_svg
 from .pictures.files import PICTURES, save_drawing
 from .pictures.frontier import bubble_rate, curves_drawing, excess, frontier_drawing
+from .sentences import by_microbatch
 
 ENDINGS = (".json", *PICTURES, ".html")
 INSIDE = Style(title="", notes=False)  # of a picture inside a page: the page has the title and the sentence itself
@@ -84,10 +85,11 @@ def _sentence(frontier: Frontier) -> str:
     short = max((point.memory for point in frontier.points if point.bound > limit), default=None)
     proven_short = "" if short is None else f", {format_bytes(short)} are proven too little"
     proven = sum(point.bound >= point.value for point in frontier.points)
+    by = max(by_microbatch(point.proof) for point in frontier.points)
     return (
         f"From {format_bytes(first.memory)} a rank ({format_time(first.value)}) to {format_bytes(last.peak)} "
         f"({format_time(last.value)}); {format_bytes(near)} are enough for 1 % more than that{proven_short}. "
-        f"{proven} of {len(frontier.points)} points are optimal; the largest gap is "
+        f"{proven} of {len(frontier.points)} points are optimal{by}; the largest gap is "
         f"{max(point.gap for point in frontier.points):.2%}."
     )
 

@@ -12,7 +12,7 @@ from ..planner.answers import LINK_CHANGES, Answer, PlanFront
 from ..planner.bounds.layout_rules import NO_ROOM
 from ..planner.bounds.space_bounds import DOMINATED, RULES
 from ..planner.candidate import Candidate
-from ..planner.case import case_of, no_harder
+from ..planner.case import carried_until, case_of
 from ..planner.cluster import CONTENTION, Cluster
 from ..planner.costs.rank_costs import least_bytes
 from ..planner.layout import FIELDS, NAMES, Layout
@@ -160,10 +160,13 @@ def front_as_text(front: PlanFront) -> str:
 
 def _proven(before: Plan, answer: Answer) -> tuple[float, float]:
     """The least and the largest relative difference between the best step with the change and without it. A change that
-    makes nothing harder cannot lengthen the best step, and one that makes nothing easier cannot shorten it."""
+    makes nothing harder cannot lengthen the best step, and one that makes nothing easier cannot shorten it, unless that is
+    one in slices (see `carried_until`)."""
     assert answer.plan is not None
     low, high, base = answer.bound / before.best.value - 1, answer.plan.best.value / before.bound - 1, case_of(before)
-    return max(low, 0.0) if no_harder(base, answer.case) else low, min(high, 0.0) if no_harder(answer.case, base) else high
+    longer = carried_until(base, answer.case, answer.plan.bounds) / before.best.value
+    shorter = carried_until(answer.case, base, before.bounds) / answer.plan.best.value
+    return max(low, min(0.0, longer - 1)), min(high, max(0.0, 1 / shorter - 1)) if shorter else high
 
 
 def answer_as_json(before: Plan, answer: Answer) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..ilp.bounds.bound import IN_ORDER
 from ..kinds import KINDS
 from ..placement import describe
 from ..profile.changes import KINDS as MEASURED
@@ -18,6 +17,7 @@ from ..search.today import UNITS, Better, Today
 from ..trace import Trace
 from ..util.statistics import quartiles
 from ..util.text import aligned, exact_time, format_bytes, format_gap, format_time, printable
+from .sentences import by_microbatch
 
 MAX_STALLS = 5  # stalls that are shown
 NOTABLE_ERROR = 0.02  # of a step: smaller errors of the replay are not mentioned
@@ -139,7 +139,7 @@ def _memory(today: Today) -> str:
 def _proven(better: Better) -> str:
     certificate = better.schedule.certificate
     assert certificate is not None
-    order = ", for orders that run each stage's microbatches by number" if certificate.proof.endswith(IN_ORDER) else ""
+    order = ", for orders that run each stage's microbatches by number" if by_microbatch(certificate.proof) else ""
     return ("proven optimal" if certificate.gap == 0 else f"proven within {format_gap(certificate.gap)}") + order
 
 

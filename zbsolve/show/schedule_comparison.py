@@ -131,15 +131,12 @@ def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tu
 def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...]:
     """The rows with the highest bound that was proven with any schedule of the same problem. A row that is shorter than it
     keeps its own: the bound is for lanes in the table's order, and the row's order may differ from that."""
-    highest: dict[str, Certificate] = {}
-    for row in rows:
-        if row.certificate is not None:
-            before = highest.get(row.certificate.digest, row.certificate)
-            highest[row.certificate.digest] = max(before, row.certificate, key=lambda proof: proof.bound)
+    known = sorted((row.certificate for row in rows if row.certificate), key=lambda proof: proof.bound)
+    highest = {proof.digest: proof for proof in known if proof.checked}
     compared_schedules = list(rows)
     for i, row in enumerate(rows):
         own = row.certificate
-        if own is not None and own.bound < (best := highest[own.digest]).bound <= row.value:
+        if own is not None and own.bound < (best := highest.get(own.digest, own)).bound <= row.value:
             raised = replace(own, bound=best.bound, relaxation=best.relaxation, ranks=best.ranks, proof=best.proof)
             compared_schedules[i] = replace(row, schedule=row.schedule.certified(raised))
     return tuple(compared_schedules)

@@ -15,7 +15,7 @@ from .pictures.files import PICTURES as STILL
 from .pictures.files import checked_ending, save_drawing
 from .pictures.schedule import comparison_drawing
 from .schedule_comparison import ComparedSchedule, OrderDifference, ScheduleComparison
-from .sentences import certificate_lines, headline, placed, without_notes
+from .sentences import by_microbatch, certificate_lines, headline, placed, without_notes
 
 if TYPE_CHECKING:
     from ..noise import UnderNoise
@@ -171,7 +171,8 @@ def verdict_line(c: ScheduleComparison) -> str:
         return f"{text}; nothing is proven about it"
     gap = relative_gap(best.value, proven.bound)
     least = f"takes more than {gap:.2%} less" if gap > 0 else "is shorter"
-    return f"{text}; proven: no order of its passes {least}"
+    says = "proven" if proven.checked else "not proven here, but a file says"
+    return f"{text}; {says}: no order of its passes{by_microbatch(proven.proof)} {least}"
 
 
 def save_comparison(comparison: ScheduleComparison, path: str | os.PathLike[str], doubts: Sequence[str] = ()) -> None:
@@ -211,5 +212,6 @@ def _figures(c: ScheduleComparison) -> list[tuple[str, str, str]]:
         shown.append((printable(row.name), f"{show(row.value)} {unit}", f"{against}, bubble {row.bubble:.2%}{held}"))
     if c.best.certificate is not None:
         gap = format_gap(c.best.certificate.gap)
-        shown.append(("proven bound", f"{show(c.best.certificate.bound)} {unit}", gap if gap == "optimal" else f"gap {gap}"))
+        what = "proven bound" if c.best.certificate.checked else "bound, as a file says"
+        shown.append((what, f"{show(c.best.certificate.bound)} {unit}", gap if gap == "optimal" else f"gap {gap}"))
     return shown

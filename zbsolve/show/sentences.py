@@ -73,10 +73,15 @@ def pool_lines(schedule: Schedule) -> list[str]:
     return [f"{printable(pool.name)}: {format_bytes(peak)}{limit}" for pool, peak, limit in rows]
 
 
+def by_microbatch(proof: str) -> str:
+    """The words for a proof that is only about orders by microbatch; "" for one about every order."""
+    return " by microbatch" if IN_ORDER in proof else ""  # the proof of a frontier's point goes on behind it
+
+
 def verdict(certificate: Certificate) -> str:
     """The value and what is proven about it, in one sentence: `makespan 935.373 ms, proven optimal: …`."""
     value = f"{certificate.objective} {exact_time(certificate.value)}"
-    order = "no order of these passes" + (" by microbatch" if certificate.proof.endswith(IN_ORDER) else "")
+    order = f"no order of these passes{by_microbatch(certificate.proof)}"
     if not certificate.checked:
         return f"{value}; a file says that {order} takes less than {exact_time(certificate.bound)}, which is not proven here"
     if certificate.status == "optimal":

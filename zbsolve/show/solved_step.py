@@ -11,7 +11,7 @@ import numpy as np
 from ..build.attention_costs import attending
 from ..features.attention_exchange import clipping_note
 from ..features.feature import AUTO, is_auto, left_open
-from ..features.keeping import BOTH, all_kept
+from ..features.keeping import BOTH, all_kept, least_kept
 from ..features.offload import copy_ratio, is_none
 from ..features.sizes import Batch, batch_of, numbers_of
 from ..features.slices import bound_of_any_slices, stage_errors_note
@@ -99,6 +99,8 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
     free = replace(profile, capacity=None)
     if step.slices == AUTO:
         return {} if step.partition == AUTO else _bounds_of_slices(profile, steps, tried)
+    if step.partition == AUTO and (step.lengths or step.sizes):
+        return {}  # a bound over splits counts all work with the length; one over orders or sizes is for the splits tried
     if is_auto(step.order):
         return _least_on_layers(ORDER, steps, tried, lambda plain_step: bound_over_orders(plain_step.problem(free)))
     if is_auto(step.sizes):
@@ -106,8 +108,6 @@ def _bounds_of_all(profile: Profile, step: Step, tried: Sequence[Tried]) -> dict
         return _least_on_layers(SIZES, steps, tried, lambda plain_step: _bound_of_sizes(free, plain_step, *sizes))
     if step.slices != 1:
         return {}  # slices of unlike times have no bound of their own here
-    if step.partition == AUTO and (step.lengths or step.sizes):
-        return {}  # the bound over partitions counts all work with the length, and some goes with its square, or not at all
     if step.partition == AUTO:
         places = {place: [where.costs(profile) for _, where in compared(one)] for place, one in steps.items()}
         return {PARTITION: {place: min(least_step(row, step.objective) for row in all_) for place, all_ in places.items()}}
@@ -137,11 +137,11 @@ def _least_on_layers(
     what: str, steps: dict[str, Step], tried: Sequence[Tried], bound: Callable[[Step], int]
 ) -> dict[str, dict[str, int]]:
     """{what: placement → the least `bound`, µs, of the step without memory limit, over the splits that were tried}. Other
-    open options are closed: they only add passes, so that the bound still holds. {} where `bound` raises BadInput, because
-    microbatches cannot exchange their numbers (see `check_numbers`)."""
+    open options get passes that all their choices have, so that the bound holds for each. {} where `bound` raises BadInput,
+    because microbatches cannot exchange their numbers (see `check_numbers`)."""
     every = {place: _on_tried(place, replace(step, memory=None), tried).values() for place, step in steps.items()}
     try:
-        return {what: {place: min(bound(plain_step.closed) for plain_step in those) for place, those in every.items()}}
+        return {what: {place: min(bound(least_kept(one).closed) for one in those) for place, those in every.items()}}
     except BadInput:
         return {}
 

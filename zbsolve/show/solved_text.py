@@ -238,17 +238,19 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
     alone, least, most = facts["value_alone"], facts["bound_alone"], facts.get("most")
     pieces = "" if most is None else f" ({facts['pieces']} pieces)"
     text = f"{facts['share']:.1%} of all ranks' time{pieces} does this work"
+    by = " by microbatch" * schedule.problem.ordered
     if value > least and work.found is None:
-        return f"work: {text}; proven: without it the step takes at least {exact_time(least)}"
+        return f"work: {text}; proven: without it the step takes at least {exact_time(least)}{by and ' in orders'}{by}"
     text = f"work: without it {facts['bubble']:.1%} of all ranks' time is idle; {text}"
     if most is not None:
-        return f"{text}; proven: no order does more{'' if most == facts['pieces'] else f' than {most}'} without being longer"
+        more = "more" if most == facts["pieces"] else f"more than {most}"
+        return f"{text}; proven: no order{by} does {more} without being longer"
     if value <= least:
-        return f"{text}; proven: no order is shorter without it"
+        return f"{text}; proven: no order{by} is shorter without it"
     longer = f"{exact_time(value - alone)} longer" if value > alone else "not longer"
     return (
         f"{text}; the step is {longer} than without it; proven: whatever ranks do it, it takes at least "
-        f"{exact_time(facts['bound_of_every_choice'])}"
+        f"{exact_time(facts['bound_of_every_choice'])}{by and ' in orders'}{by}"
     )
 
 
@@ -290,7 +292,8 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
         kept = solved.schedule.every_split if what == PARTITION else None
         proven = [row.placement for row in solved.tried if not row.why and kept and kept.bound >= every[row.placement]]
         proof = f"the schedule's file proves that of {proven[0]} (check --bound)" if proven else "no certificate says that"
-        yield f"each bound is for its own {what}; for every {what}: at least {least}; {proof}"
+        by = " in orders by microbatch" * (solved.schedule.problem.ordered and what not in (ORDER, SIZES))
+        yield f"each bound is for its own {what}; for every {what}: at least {least}{by}; {proof}"
 
 
 def _slices_in_words(problem: Problem) -> list[str]:
@@ -330,8 +333,8 @@ def _memory_lines(solved: Solved) -> list[str]:
     if peak.enough > peak.before.timeline().value and peak.schedule is not peak.before:
         rows.append(f"memory was preferred: {_changes_in_words(peak.schedule, peak.before)} than the shortest found")
     elif peak.proven:
-        order = "no order by microbatch" if problem.ordered else "no order"  # the proof is about these orders only
-        rows.append(f"least memory: proven, for this time {order} needs less on its fullest rank")
+        by = " by microbatch" * problem.ordered  # the proof is about these orders only
+        rows.append(f"least memory: proven, for this time no order{by} needs less on its fullest rank")
     return rows
 
 

@@ -234,7 +234,7 @@ class _Serial:
             self.done[k] = True
             self.used[rank] += self.taken[k] - self.freed[k]
             for j in self._after(k):  # these need no new side pass any more
-                if self.waiting[j] == 0 and not self.done[j] and self.put_off:
+                if self.waiting[j] == 0 and not self.done[j] and not self.side[j] and self.put_off:
                     heappush(self.ready, (self.target[j], j))
         self.found.append(i)
         self._run(i)

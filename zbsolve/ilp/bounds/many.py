@@ -43,9 +43,8 @@ def repeated_microbatch(problem: Problem) -> Problem | None:
     """The step of one microbatch of which `problem` is a multiple, or None. Passes of the step for which nothing waits (such
     as exchanges of gradients) are ignored: bounds without them hold too. None also if `check_plain` refuses the step."""
     step = without_last(problem)
-    first = step.head(1)
     try:
-        check_plain(first)
+        check_plain(first := step.head(1))
         return first if with_microbatches(first, step.microbatches) == step else None
     except BadInput:
         return None

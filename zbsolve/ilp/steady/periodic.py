@@ -174,17 +174,19 @@ def least_period(problem: Problem, seconds: float = 10.0, seed: int = 0, known: 
     top = int(problem.passes.duration[rounds.rows].sum() + rounds.edges.lag.sum())  # one pass after the other
     share = 0.5
     low = tried = max(1, strict)  # the bound itself first, since it is mostly reached
-    while (best is None or best[0] > low) and clock.left > 0:
+    shortest = None if best is None else best[0]  # period found, with slowdowns as if there were none
+    while (shortest is None or shortest > low) and clock.left > 0:
         status, periodic = _periodic_within(rounds, tried, max(0.1, min(clock.left, seconds / 4)), seed)
         if periodic is not None:
             best = _better(best, periodic)
+            shortest = Fraction(tried) if best is None else min(Fraction(tried), best[0])
         elif status == cp_model.INFEASIBLE:
             low = strict = tried + 1
         else:
             low, share = tried + 1, 0.75  # unknown: not tried again, and nothing is proven
         if strict > top:
             raise Infeasible("period: the memory fits no schedule that repeats, however seldom")
-        tried = top if best is None else low + int(share * (ceil(best[0]) - 1 - low))
+        tried = top if shortest is None else low + int(share * (ceil(shortest) - 1 - low))
     if best is None:
         raise NotFound(f"period: no steady state was found in {seconds} s, and it is not proven that there is none")
     return SteadyState(best[1], rounds.microbatches, best[0], bound, proof, strict, rounds.work)

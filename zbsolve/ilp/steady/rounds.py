@@ -17,7 +17,11 @@ import numpy as np
 
 from ...problem import Ints, Problem
 from ...schedule import Schedule
+from ...timeline import Paced, paced
 from ...util.errors import BadInput, Deadlock
+
+MOST_SIMULATED = 2**16  # passes that are simulated at most until slowed rounds repeat, beyond 32 rounds
+NEVER = 2**62  # the start of a pass that waits for rounds that are not simulated
 
 
 class RoundArcs(NamedTuple):
@@ -86,8 +90,6 @@ def rounds_of(problem: Problem) -> Rounds:
         raise BadInput(f"period: passes {kind} end a step, and this is about training without an end")
     if problem.edges.pool.any():
         raise BadInput("period: bytes in pools beside the devices are not modelled")
-    if problem.slowdowns:
-        raise BadInput("period: passes that slow each other are not modelled")
     every = problem.round or 1
     rounds = problem.microbatches // every
     number = np.where(update, p.microbatch, p.microbatch // every)
@@ -141,12 +143,74 @@ def period(schedule: Schedule) -> CycleMean:
     Raises BadInput where no stream's order repeats from one round to the next, Deadlock where what repeats waits for itself.
     """
     rounds = rounds_of(schedule.problem)
-    parts = [rounds.edges]
-    for stream, rows in schedule.sequences.items():
-        if len(rows):
-            parts.append(_order_as_arcs(stream, rounds, rows))
-    arcs = RoundArcs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-    return largest_mean(rounds, arcs)
+    orders = [_repeated_order(stream, rounds, rows) for stream, rows in schedule.sequences.items() if len(rows)]
+    arcs = RoundArcs(*(np.concatenate(columns) for columns in zip(rounds.edges, *map(_order_as_arcs, orders), strict=True)))
+    mean = largest_mean(rounds, arcs)
+    if not schedule.problem.slowdowns:
+        return mean
+    begun = np.zeros(len(rounds.rows), np.int64)  # by the first pass of the repeated order
+    for place, later in (entry for order in orders for entry in order):
+        begun[place] = max(begun[place], later)
+    return slowed_mean(rounds, arcs._replace(distance=arcs.distance + begun[arcs.before] - begun[arcs.after]))
+
+
+def slowed_mean(rounds: Rounds, arcs: RoundArcs) -> CycleMean:
+    """`largest_mean` where passes slow each other: rounds are simulated until some of them repeat. It names no cycle.
+
+    What follows a moment depends only on which passes have begun, on the work left in those that run, and on ends for which
+    others wait. If all that is as it was some rounds before, those rounds repeat for ever, and their mean is exact. arcs:
+    between rounds that begin with the first pass of each stream's repeated order. Raises BadInput if none repeat.
+    """
+    number = 32
+    while number == 32 or number * len(rounds.rows) <= MOST_SIMULATED:
+        start, end, now = _simulated(rounds, arcs, number)
+        since = _since(arcs, start, end, now)
+        for apart in range(1, number // 4):
+            if time := _repeated_after(apart, start, end, now, since):
+                return CycleMean(Fraction(time, apart), ())
+        number *= 2
+    raise BadInput(f"period: passes slow each other, and no {number // 8} rounds of this order repeat exactly")
+
+
+def _simulated(rounds: Rounds, arcs: RoundArcs, number: int) -> tuple[Ints, Ints, int]:
+    """Starts and ends of so many rounds, µs, shape (rounds, passes) each, and the time until which they are known. Rounds
+    before have ended. A pass that waits for a later round never starts here. In truth it starts no earlier than the last
+    pass that does on its stream ends; so all is known until the first such end."""
+    count, passes = len(rounds.rows), rounds.problem.passes.only(rounds.rows)
+    turn = np.arange(number)[:, None]
+    known = turn >= arcs.distance
+    before, after = ((turn - arcs.distance) * count + arcs.before)[known], (turn * count + arcs.after)[known]
+    order, lag = np.argsort(before, kind="stable"), np.broadcast_to(arcs.lag, known.shape)[known]
+    waiting = np.bincount(after, minlength=number * count)
+    first = np.searchsorted(before[order], np.arange(number * count + 1))
+    rank, kind = np.unique(passes.rank, return_inverse=True)[1], passes.kind
+    columns = first, after[order], lag[order], waiting, np.tile(rank, number), np.tile(kind, number), rounds.problem.paces
+    _, left, *times = paced(Paced(*(c.tolist() for c in columns)), np.tile(passes.duration, number).tolist())
+    start, end = (np.where(np.array(left) > 0, NEVER, column).reshape(number, count) for column in times[:2])
+    return start, end, int(np.where(end == NEVER, -1, end).max(axis=0).min())
+
+
+def _since(arcs: RoundArcs, start: Ints, end: Ints, now: int) -> int:
+    """The earliest start, µs, on which what follows `now` depends: of the last pass that began of each place, of passes for
+    which others wait, and of those that ran beside what runs now."""
+    begun, turn = start < now, np.arange(len(start))[:, None] + arcs.distance
+    running = np.where(begun & (end > now), start, now).min()
+    later = np.where(turn < len(start), start[np.clip(turn, 0, len(start) - 1), arcs.after], NEVER) >= now
+    held = np.where((turn >= 0) & later & begun[:, arcs.before], start[:, arcs.before], now)
+    beside = np.where(begun & (end > running), start, now)
+    return int(min(held.min(), np.where(begun, start, -1).max(axis=0).min(), beside.min()))
+
+
+def _repeated_after(apart: int, start: Ints, end: Ints, now: int, since: int) -> int:
+    """µs after which everything is as it was, so many rounds later; 0 if it is not."""
+    last = int((start[:, 0] < now).sum()) - 1
+    time = int(start[last, 0] - start[last - apart, 0]) if last >= apart else 0
+    since = min(since, now - time)
+    own, twins = (start >= since) & (start < now), (start >= since - time) & (start < now - time)
+    if own[:apart].any() or (own[apart:] != twins[:-apart]).any() or twins[-apart:].any():
+        return 0
+    over, before = np.minimum(end, now)[own] - time, np.minimum(end, now - time)[twins]
+    return time * int((start[own] - time == start[twins]).all() and (over == before).all())
 
 
 def steady_peaks(schedule: Schedule) -> tuple[int, ...]:
@@ -178,9 +242,8 @@ def steady_peaks(schedule: Schedule) -> tuple[int, ...]:
     return tuple(peaks)
 
 
-def _order_as_arcs(stream: str, rounds: Rounds, rows: Ints) -> RoundArcs:
-    """A stream's order as arcs, each pass behind the one before, round after round."""
-    order = _repeated_order(stream, rounds, rows)
+def _order_as_arcs(order: list[tuple[int, int]]) -> RoundArcs:
+    """A stream's repeated order as arcs, each pass behind the one before, round after round."""
     behind = [*order[1:], (order[0][0], order[0][1] + 1)]
     pairs = [(a, b, 0, later - earlier) for (a, earlier), (b, later) in zip(order, behind, strict=True)]
     return RoundArcs(*np.array(pairs, np.int64).T)

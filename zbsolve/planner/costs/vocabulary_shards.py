@@ -51,7 +51,7 @@ def _shards_of(shape: Shape, layout: Layout, cluster: Cluster) -> Common:
     S, T, broadcast, statistics = (np.rint(column) for column in (shard.S, shard.T, shard.broadcast, shard.statistics))
     gap = 2 * broadcast + S + statistics  # the barrier sums gradients, which takes as long as the broadcast
     lookup = np.rint(shard.lookup + shard.broadcast)
-    states = np.floor(formulas.state_bytes(layout) / formulas.WEIGHT_BYTES * np.ceil(shard.parameters))
+    states = np.floor(formulas.state_bytes(layout, shape.state_parts) / formulas.WEIGHT_BYTES * np.ceil(shard.parameters))
     held = 2 * np.ceil(shard.hidden) + np.ceil(shard.kept)
     rounded = np.where(layout.parts > 1, 2 * layout.parts, 0)  # hidden states and logits of each part
     pending = np.maximum(0, np.floor(layout.parts * (shard.hidden + shard.kept)) - rounded)

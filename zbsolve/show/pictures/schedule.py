@@ -11,7 +11,7 @@ from ...trace import Trace
 from ...util.errors import BadInput
 from ...util.text import format_bytes, format_time, printable
 from ..comparison import NOT_COUNTED, check_trace, step_time
-from ..sentences import certificate_lines, headline, pool_lines, value_line
+from ..sentences import by_microbatch, certificate_lines, headline, pool_lines, value_line
 from .drawing import (
     LINE,
     SOFT,
@@ -78,8 +78,9 @@ def _caption(name: str, schedule: Schedule, base: tuple[str, Schedule] | None) -
     if schedule.problem.edges.bytes.any():
         parts.append(f"peak {format_bytes(max(timeline.peak_bytes))}")
     if certificate is not None:
-        optimal = certificate.status == "optimal"
-        parts.append("proven optimal: no order is shorter" if optimal else f"gap {certificate.gap:.2%}")
+        says = "proven optimal" if certificate.checked else "a file says"
+        proven = f"{says}: no order{by_microbatch(certificate.proof)} is shorter"
+        parts.append(proven if certificate.status == "optimal" else f"gap {certificate.gap:.2%}")
     return ", ".join(parts)
 
 
