@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from subprocess import DEVNULL, PIPE
 from threading import Event, Thread
 
 import torch
@@ -17,12 +20,15 @@ import torch.distributed as dist
 
 from zbsolve.exec.run.host import end_with_parent, keep_freed_memory, local_network
 from zbsolve.models.by_name import load
-from zbsolve.util.errors import is_out_of_memory, one_line
+from zbsolve.util.errors import BadInput, RunFailed, is_out_of_memory, one_line
+from zbsolve.util.machine import child_environment
+from zbsolve.util.temporary import temporary_folder
 
 from .dataflow import place
 from .stage_rounds import TURNS, PassTimer, Sample, batches, rounds, stages_of
 
 FAILURE_PREFIX = "failed: "  # begins the output of such a process if its model fails
+START_SECONDS = 120.0  # for each process to answer
 MESSAGE_BYTES = 1 << 22
 WARM_ROUNDS, LEAST_TURNS, ALONE_SECONDS = 6, 9, 0.5  # before measuring; of each kind; for messages alone
 
@@ -97,6 +103,61 @@ def main(spec: str, seed: str, layers: str, *pair: str) -> None:
         os._exit(0)  # not through gloo's destructors, which wait for the other end
     for _ in turns:
         pass
+
+
+# --- The process that starts them ---
+
+Row = tuple[Sequence[str], dict[str, str]]
+NOTHING: dict[str, str] = {}
+
+
+def times_beside_messages(spec: str, seed: int, layers: Sequence[int], seconds: float) -> dict[str, dict[str, list[float]]]:
+    """Times of layers and messages, alone and both at once (see `beside_messages`), in two processes. Raises RunFailed."""
+    with temporary_folder("beside") as folder:
+        rows = [((*_words(spec, seed, layers), str(folder), str(rank), str(seconds)), NOTHING) for rank in (0, 1)]
+        with processes(__name__, rows, PIPE, DEVNULL) as (first, _):
+            return dict(json.loads(_wait_ready(first, time.monotonic() + seconds + START_SECONDS, spec)))
+
+
+@contextmanager
+def busy(spec: str, seed: int, layers: Sequence[int], count: int) -> Iterator[None]:
+    """Inside the block `count` processes run rounds. Raises BadInput, RunFailed if one does not start."""
+    with processes(__name__, [(_words(spec, seed, layers), NOTHING)] * count, PIPE, DEVNULL) as children:
+        until = time.monotonic() + START_SECONDS
+        for child in children:
+            _wait_ready(child, until, spec)
+        yield
+
+
+def _words(spec: str, seed: int, layers: Sequence[int]) -> tuple[str, ...]:
+    return spec, str(seed), ",".join(map(str, layers))
+
+
+@contextmanager
+def processes(module: str, rows: Sequence[Row], stdout: int, stderr: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A process `python -m module` for each row: its arguments, and what is added to its environment. They end with the
+    block."""
+    children = list[subprocess.Popen[bytes]]()
+    try:
+        for arguments, added in rows:
+            command, around = [sys.executable, "-m", module, *arguments], child_environment() | added
+            children.append(subprocess.Popen(command, stdin=PIPE, stdout=stdout, stderr=stderr, env=around))
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> str:
+    assert child.stdout is not None
+    there, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
+    line = child.stdout.readline().decode(errors="replace").strip() if there else ""
+    if line.startswith(FAILURE_PREFIX):
+        raise BadInput(f"model '{spec}': {line.removeprefix(FAILURE_PREFIX)}")
+    if not line:
+        raise RunFailed("a process beside did not answer")
+    return line
 
 
 if __name__ == "__main__":

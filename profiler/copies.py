@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
-from zbsolve.exec.device.copying import timed_event
 from zbsolve.layer import HostLink
 from zbsolve.problem_form import MAX_FACTOR
 from zbsolve.tables import Slowdown
 from zbsolve.util.statistics import median_error
 
 from .links import fit
+from .stage_rounds import PassTimer
 from .timing import TIMED_KINDS
 
+CUDA = torch.device("cuda")
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 REPEATS, WARMUPS = 20, 3
 WIDTH = 4096  # of the matrices multiplied at the same time: a few products outlast the largest copy
@@ -52,7 +53,7 @@ def host_link(copies: Mapping[str, Sequence[float]], memory: int | None, ranks: 
     Latency and bandwidth alone: a line through the medians of all sizes, and the larger of the two latencies. Both
     directions at once: the largest copies' bytes over their median time, at most as much as alone. memory, ranks: of a node.
     """
-    sizes = sorted(int(key[4:]) for key in copies if key.startswith("d2h/") and key[4:].isdecimal())
+    sizes = _sizes(copies)
     if not sizes:
         return None
     alone = [fit({size: list(copies[f"{way}/{size}"]) for size in sizes}) for way in ("d2h", "h2d")]
@@ -63,10 +64,10 @@ def host_link(copies: Mapping[str, Sequence[float]], memory: int | None, ranks: 
 
 def slowed_by_copies(copies: Mapping[str, Sequence[float]]) -> tuple[Slowdown, ...]:
     """How computation and copies slow each other, from samples (see `measure_copies`); matrix products stand for passes."""
-    size, slowed = max((int(key[4:]) for key in copies if key.startswith("d2h/") and key[4:].isdecimal()), default=0), []
-    for kind, way in (("O", "d2h"), ("R", "h2d")) if size else ():
+    slowed, sizes = [], _sizes(copies)
+    for kind, way in (("O", "d2h"), ("R", "h2d")) if sizes else ():
         slow = _factor([copies["product"]], [copies[f"product beside {way}"]])
-        own = _factor([copies[f"{way}/{size}"]], [copies[f"{way}/{size} beside"]])
+        own = _factor([copies[f"{way}/{sizes[-1]}"]], [copies[f"{way}/{sizes[-1]} beside"]])
         slowed += [row for other in TIMED_KINDS for row in (Slowdown(other, kind, slow), Slowdown(kind, other, own))]
     return tuple(slowdown for slowdown in slowed if slowdown.factor > 1)
 
@@ -80,6 +81,11 @@ def slowed_by_messages(beside: Mapping[str, Mapping[str, Sequence[float]]]) -> t
         slow = _factor(*([rows[name] for name in names] for rows in (alone, loaded))) if names else 1.0
         slowed += [row for other in ("MF", "MB") for row in (Slowdown(kind, other, slow), Slowdown(other, kind, own))]
     return tuple(slowdown for slowdown in slowed if slowdown.factor > 1)
+
+
+def _sizes(copies: Mapping[str, Sequence[float]]) -> list[int]:
+    """The sizes of copies, ascending."""
+    return sorted(int(key[4:]) for key in copies if key.startswith("d2h/") and key[4:].isdecimal())
 
 
 def _factor(alone: Sequence[Sequence[float]], loaded: Sequence[Sequence[float]]) -> float:
@@ -99,27 +105,20 @@ def _copy(size: int, up: bool) -> Callable[[], Any]:
 
 
 def _timed(run: Callable[[], Any]) -> float:
-    """µs between an event before and one after `run`, starting with an idle device."""
+    """µs of `run`, starting with an idle device."""
     torch.cuda.synchronize()
-    begin, end = timed_event(), timed_event()
-    begin.record()
-    run()
-    end.record()
-    torch.cuda.synchronize()
-    return 1000 * float(begin.elapsed_time(end))
+    timer = PassTimer(CUDA)
+    timer.run(0, "", run)
+    return timer.drain()[0][2]
 
 
 def _overlapped(copy: Callable[[], Any], other: Callable[[], Any]) -> tuple[float, float]:
     """µs of each when both run at once on two streams."""
     torch.cuda.synchronize()
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    events = [timed_event() for _ in range(4)]
-    events[2].record()
-    other()
-    events[3].record()
+    timer = PassTimer(CUDA)
+    timer.run(0, "other", other)
     with torch.cuda.stream(stream):
-        events[0].record()
-        copy()
-        events[1].record()
-    torch.cuda.synchronize()
-    return 1000 * float(events[0].elapsed_time(events[1])), 1000 * float(events[2].elapsed_time(events[3]))
+        timer.run(0, "copy", copy)
+    (_, _, slow, _), (_, _, own, _) = timer.drain()
+    return own, slow

@@ -20,6 +20,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from statistics import median
+from subprocess import DEVNULL, PIPE
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,9 +38,9 @@ from zbsolve.exec.transport.wires import Wires, passed, receive_bytes, send_byte
 from zbsolve.layer import Link
 from zbsolve.util.errors import RunFailed
 from zbsolve.util.files import write_text
-from zbsolve.util.machine import child_environment
 from zbsolve.util.temporary import temporary_folder
 
+from .busy_process import processes
 from .collectives import Curve, Ranks, Sizes, measured_collectives, measured_curves
 from .stage_rounds import PassTimer, Sample
 
@@ -149,25 +150,10 @@ def ends(device: torch.device) -> Iterator[Ends]:
         torch.cuda.synchronize(device)  # attaches this process to the GPU directly, before MPS shares it
         sharers = 2 // min(2, torch.cuda.device_count())
     with temporary_folder("link") as folder, together(folder) if sharers > 1 else nullcontext():
-        pair = Ends(folder, [_started(folder, rank, device.type, sharers) for rank in range(2)])
-        try:
-            yield pair
-        finally:
-            for process in pair.processes:
-                if process.poll() is None:
-                    process.kill()
-                process.communicate()
-
-
-def _started(folder: Path, rank: int, kind: str, sharers: int) -> subprocess.Popen[bytes]:
-    """One of the two processes. sharers: number of processes on its GPU."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "profiler.links", str(folder), str(rank), str(device_of(kind, rank, share=True))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=child_environment() | (device_environment(rank, sharers) if kind == "cuda" else {}),
-    )
+        words = [(str(folder), str(rank), str(device_of(device.type, rank, share=True))) for rank in range(2)]
+        places = [device_environment(rank, sharers) if device.type == "cuda" else {} for rank in range(2)]
+        with processes(__name__, [*zip(words, places, strict=True)], DEVNULL, PIPE) as two:
+            yield Ends(folder, two)
 
 
 def measure_links(

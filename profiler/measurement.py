@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import platform
-import select
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -24,83 +20,82 @@ from zbsolve.exec.graphs.auto import decisions_of, parts_by_name
 from zbsolve.exec.run.host import keep_freed_memory
 from zbsolve.exec.run.job import OPTIMIZERS
 from zbsolve.exec.run.torchrun import torchrun_environment
-from zbsolve.exec.slices.cutting import Cutting
 from zbsolve.features.cuts import Slices
 from zbsolve.layer import Layer, without_backwards
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.profile.doubtful import split_doubts
 from zbsolve.profile.profile import FACT, Profile
-from zbsolve.util.errors import BadInput, RunFailed
-from zbsolve.util.machine import child_environment, cores, free_memory, processor
-from zbsolve.util.temporary import temporary_folder
+from zbsolve.util.errors import BadInput
+from zbsolve.util.machine import cores, free_memory, processor
 
-from .busy_process import FAILURE_PREFIX
+from .busy_process import busy, times_beside_messages
 from .copies import host_link, measure_copies, slowed_by_copies, slowed_by_messages
-from .dataflow import Flow, chosen, fake_mode, flow, microbatch_facts, quiet
+from .dataflow import chosen, fake_mode, flow, microbatch_facts, quiet
 from .devices import cache_bytes, clock_of
 from .links import Survey, ends, fit, measure_links, over_sockets, samples_of, slowest, survey, with_others
 from .memory import LayerMemory, costs_of, held, least_held
 from .operation_costs import OptimizerState, state_of
-from .slices import Fitted, SliceTimes, cutting_of, fitted, time_slices
+from .slices import SlicePart
 from .stage_rounds import BY_LAYERS, Spread, bytes_here, of_two_kinds, stages_of
-from .timing import TIMED_KINDS, Bench, Progress, Timed, host_times, time_layers
-from .vocabulary_times import MeasuredVocabulary, measured_vocabulary
+from .timing import TIMED_KINDS, Bench, Measuring, Part, Progress, Timed, host_times, layer_of, time_layers
+from .vocabulary_times import VocabularyPart
 
 MAX_BUSY_PROCESSES = 1000  # each holds the model
 COPIES = 3  # of equal layers that are measured: a rank alternates between a few layers, which share its caches
 COLLECTIVE_TRIES = 3  # at counting memory with collectives
-HELPER_SECONDS = 120.0  # for each helper to answer
+LINK_SECONDS = 120.0  # for links to be measured
 KINDS = (
     "microbatches differ in shape, and this profile is of those like the first: profile each kind, and mix their problems "
     "(zbsolve.build.mixed)"
 )
-NO_VOCABULARY = MeasuredVocabulary(None, {}, "layers are spread over a mesh")
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """Times and sizes. taken: the layers measured; equal: for each layer of the model, the measured ones equal to it. state:
-    how parameters are stored and updated. memory: of the layers measured. spread: the mesh that they were sharded over.
-    splits: how the backward of each layer is split, if that was chosen per layer. vocabulary: costs of a sharded one.
-    slices: times of slices of a sequence, if requested."""
+    """Times and sizes. what: the layers measured. equal: for each layer of the model, the measured ones equal to it. state:
+    how parameters are stored and updated. memory: of the layers measured. splits: how the backward of each layer is split,
+    if that was chosen per layer. parts: what features measured."""
 
-    model: Model
-    device: torch.device
-    through: Flow
-    taken: tuple[int, ...]
+    what: Measuring
     equal: tuple[tuple[int, ...], ...]
     state: OptimizerState
     timed: Timed
     memory: dict[int, LayerMemory]
-    spread: Spread | None
     splits: list[Row]
-    vocabulary: MeasuredVocabulary
-    slices: SliceTimes | None
+    parts: Sequence[Part]
 
     @cached_property
-    def sliced(self) -> Fitted:
-        """All layers of the model, each with the medians of those equal to it, and with their slices if these were timed."""
-        sizes = costs_of([self.memory[same[0]] for same in self.equal])
-        whole = []
+    def layers(self) -> tuple[Layer, ...]:
+        """All layers of the model, each with the medians of those equal to it, and with what features measured of it."""
+        sizes, through, whole = costs_of([self.memory[same[0]] for same in self.equal]), self.what.through, []
         for i, same in enumerate(self.equal):
             kinds = (*TIMED_KINDS, "U")
             pooled = {kind: [us for j in same for us in self.timed.samples.get((j, kind), [])] for kind in kinds}
-            whole.append(_layer(self.model, i, pooled, sizes[i], self.through.parameter_bytes[i]))
-        layers = self.through.with_sides(without_backwards(whole, self.through.untrained))
-        return Fitted(layers, {}, []) if self.slices is None else fitted(layers, self.slices, [row[0] for row in self.equal])
+            whole.append(layer_of(self.what.model, i, pooled, sizes[i], through.parameter_bytes[i]))
+        layers = through.with_sides(without_backwards(whole, through.untrained))
+        for part in self.parts:
+            layers = part.on_layers(layers, [row[0] for row in self.equal])
+        return layers
 
     def named(self, rows: Mapping[tuple[int, str], Any], behind: str = "") -> dict[str, Any]:
         """(layer, kind) → value becomes "<layer>/<kind>" → value, as in a profile."""
-        return {f"{self.model.layer_names[i]}/{kind}{behind}": value for (i, kind), value in rows.items()}
+        names = self.what.model.layer_names
+        return {f"{names[i]}/{kind}{behind}": value for (i, kind), value in rows.items()}
+
+    @property
+    def samples(self) -> dict[str, list[float]]:
+        """The samples of layers, as in a profile."""
+        hosts = self.named(self.timed.host, " host") if self.what.bench.device.type == "cuda" else {}
+        return {**self.named(self.timed.samples), **self.named(self.timed.eager, " eager"), **hosts}
 
     def host_times(self) -> dict[str, float]:
         """µs of host time per pass: measured on a GPU, a lower bound on a CPU (not known for layers that a mesh shards)."""
-        if self.device.type == "cuda":
+        if self.what.bench.device.type == "cuda":
             return self.named({key: median(row) for key, row in self.timed.host.items()})
-        if self.spread is not None:
+        if self.what.bench.spread is not None:
             return {}
-        return self.named(host_times(self.model, self.through, self.taken))
+        return self.named(host_times(self.what.model, self.what.through, self.what.layers))
 
 
 def measure(
@@ -131,62 +126,61 @@ def measure(
     other way round (`Profile.slowdowns`). Raises BadInput for the model and its passes that fail, RunFailed if a helper
     process does not answer, OutOfMemory.
     """
-    if not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES:
-        limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
-        raise BadInput(f"profile: seconds {seconds:g} {limits}")
     target = _device(device)
-    if busy_processes and (spread is not None or target.type != "cpu"):
-        raise BadInput("profile: --beside N goes with neither --mesh nor --device cuda")
-    if spread is not None and split != "layers":
-        raise BadInput(f"profile: --mesh measures with split layers, not {split}")
-    if traffic and spread is not None:
-        raise BadInput("profile: --beside traffic goes without --mesh")
+    on_gpu, spreads = target.type == "cuda", spread is not None
+    limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
+    _refuse(
+        (not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES, f"seconds {seconds:g} {limits}"),
+        (busy_processes and (spreads or on_gpu), "--beside N goes with neither --mesh nor --device cuda"),
+        (spreads and split != "layers", f"--mesh measures with split layers, not {split}"),
+        (traffic and spreads, "--beside traffic goes without --mesh"),
+        (capture and (spreads or not on_gpu), "--capture is for passes on a GPU, without --mesh"),
+    )
     model = load(spec, seed)
-    if capture and (target.type != "cuda" or spread is not None):
-        raise BadInput("profile: --capture is for passes on a GPU, without --mesh")
-    cutting = cutting_of(slices, model)
-    if cutting is not None and (spread is not None or split != "layers"):
-        raise BadInput("--slices: are measured with --split layers and without --mesh")
+    parts = [*SlicePart.asked(slices, model, spreads or split != "layers"), VocabularyPart()]
     progress("looking at the layers")
-    parts = BY_LAYERS if split == "layers" else parts_by_name(split)
-    bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, parts, capture)
+    how = BY_LAYERS if split == "layers" else parts_by_name(split)
+    bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, how, capture)
     group = None if spread is None else spread.mesh.group
     # On a CPU starting them now would disturb the timing.
-    with ends(target) if target.type == "cuda" and not with_others(group) else nullcontext() as started:
-        costs = _measured(model, seed, bench, busy_processes, optimizer_states, progress, cutting)
-        copies = measure_copies() if target.type == "cuda" else {}
-        beside = _beside_messages(costs, seed, seconds, progress) if traffic and target.type == "cpu" else {}
+    with ends(target) if on_gpu and not with_others(group) else nullcontext() as started:
+        costs = _measured(model, seed, bench, busy_processes, optimizer_states, progress, parts)
+        copies, beside = measure_copies() if on_gpu else {}, dict[str, dict[str, list[float]]]()
+        if traffic and not on_gpu:
+            progress("passes beside messages")
+            beside = times_beside_messages(model.name, seed, costs.what.layers, seconds)
         progress("links between neighbouring ranks")
-        survey = measure_links(HELPER_SECONDS, group, costs.vocabulary.sizes, target, started)
-    pairs, vocabulary = survey.pairs, costs.vocabulary.together(survey.ranks, survey.collectives)
+        sent = next((part.sent for part in parts if part.sent is not None), None)
+        survey = measure_links(LINK_SECONDS, group, sent, target, started)
+    for part in parts:
+        part.together(survey.ranks, survey.collectives)
     run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes, "split": split}
     run |= {} if spread is None else {"mesh": spread.mesh.sizes}
-    sliced = {} if costs.slices is None else costs.slices.named(model.layer_names)
-    hosts = costs.named(costs.timed.host, " host") if target.type == "cuda" else {}
+    samples = {**costs.samples, **samples_of(survey.pairs), **copies}
+    samples |= {f"{name} {where}": row for where, rows in beside.items() for name, row in rows.items()}
+    for more in (*(part.samples for part in parts), *(curve.named for curve in survey.curves)):
+        samples |= more
     return Profile(
         "measured",
         spec,
-        costs.sliced.layers,
-        slowest(pairs).link,
+        costs.layers,
+        slowest(survey.pairs).link,
         costs.state.factor,
-        torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
-        _facts(costs, run, bench, survey),
-        {
-            **costs.named(costs.timed.samples),
-            **costs.named(costs.timed.eager, " eager"),
-            **hosts,
-            **samples_of(pairs),
-            **copies,
-            **{f"{name} {where}": row for where, rows in beside.items() for name, row in rows.items()},
-            **vocabulary.samples,
-            **sliced,
-        }
-        | {name: row for curve in survey.curves for name, row in curve.named.items()},
-        tied=costs.through.tied,
+        torch.cuda.get_device_properties(target).total_memory if on_gpu else None,
+        _facts(costs, run, survey),
+        samples,
+        tied=costs.what.through.tied,
         host=host_link(copies, free_memory(), torch.cuda.device_count()),
-        vocabulary=vocabulary.costs,
         slowdowns=() if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies),
+        **{name: value for part in parts for name, value in part.fields.items()},
     )
+
+
+def _refuse(*rows: tuple[object, str]) -> None:
+    """Raise BadInput for the first of these options (is it wrong?, why) that is wrong."""
+    for wrong, why in rows:
+        if wrong:
+            raise BadInput(f"profile: {why}")
 
 
 def take_part(
@@ -202,35 +196,35 @@ def _measured(
     model: Model,
     seed: int,
     bench: Bench,
-    busy: int,
+    count: int,
     optimizer_states: str | None,
     progress: Progress,
-    cutting: Cutting | None = None,
+    parts: Sequence[Part] = (),
 ) -> _Measured:
     """Time the layers and count their memory, on one thread."""
     through, spread = flow(model), bench.spread
     if spread is not None:
         spread.check(model)
-    if through.sides and (cutting is not None or spread is not None or bench.capture):
-        raise BadInput("profile: a model with side inputs goes without --slices, --mesh and --capture")
+    apart = spread is not None or bench.capture or not all(part.with_sides for part in parts)
+    _refuse((through.sides and apart, "a model with side inputs goes without --slices, --mesh and --capture"))
     taken, kinds = chosen(through.prints, through.inputs, through.output, COPIES)
     if spread is not None:  # `parallelize` may treat equal layers differently
         taken = kinds = tuple(range(len(model.layers)))
     equal = tuple(tuple(j for j in taken if kinds[j] == kind) for kind in kinds)
+    what = Measuring(model, through, bench, taken, progress)
+    each = what._replace(layers=sorted(set(kinds)))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     keep_freed_memory()
     try:
         with fake_mode():
             state = state_of(optimizer_states, [p for layer in model.build(taken) for p in layer.parameters()])
-        with _busy(model.name, seed, taken, busy):
-            slices = None
-            if cutting is not None:  # first, to fail early for layers that cannot be cut
-                slices = time_slices(model, through, sorted({same[0] for same in equal}), cutting, bench, progress)
-            timed, stages = time_layers(model, through, taken, bench, OPTIMIZERS[state.optimizer], progress)
-            vocabulary = (
-                NO_VOCABULARY if spread else measured_vocabulary(model, through, bench, partial(_layer, model), progress)
-            )
+        with busy(model.name, seed, taken, count):
+            for part in parts:
+                part.before(each)
+            timed, stages = time_layers(what, OPTIMIZERS[state.optimizer])
+            for part in parts:
+                part.after(each)
         progress("memory")
         if spread is not None:
             rows = least_held(model, stages, COLLECTIVE_TRIES)
@@ -242,12 +236,10 @@ def _measured(
         memory = dict(zip(taken, rows, strict=True))
         if spread is not None:
             sizes, tied = bytes_here(model, stages)
-            through = replace(through, parameter_bytes=sizes, tied=tied)
+            what = what._replace(through=replace(through, parameter_bytes=sizes, tied=tied))
     finally:
         torch.set_num_threads(threads)
-    return _Measured(
-        model, bench.device, through, taken, equal, state, timed, memory, spread, decisions_of(stages), vocabulary, slices
-    )
+    return _Measured(what, equal, state, timed, memory, decisions_of(stages), parts)
 
 
 def join(timeout: float, device: torch.device) -> bool:
@@ -276,17 +268,13 @@ def _device(asked: str) -> torch.device:
     return device
 
 
-def _layer(model: Model, i: int, samples: dict[str, list[float]], sizes: dict[str, Any], parameters: int) -> Layer:
-    times: dict[str, Any] = {kind: median(samples[kind]) for kind in TIMED_KINDS}
-    U = median(samples["U"]) if samples.get("U") else 0.0
-    return Layer(name=model.layer_names[i], **times, U=U, parameter_bytes=parameters, **sizes)
-
-
-def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Survey) -> dict[str, object]:
+def _facts(costs: _Measured, run: dict[str, object], survey: Survey) -> dict[str, object]:
     """The profile's facts about its measurement."""
-    model, timed, layers, device = costs.model, costs.timed, costs.sliced.layers, costs.device
+    (model, through, bench, taken, _), timed, layers = costs.what, costs.timed, costs.layers
+    device, mesh = bench.device, {} if bench.spread is None else bench.spread.mesh.sizes
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in TIMED_KINDS}
     named, host = costs.named(timed.samples), costs.host_times()
+    notes = [note for part in costs.parts for note in part.notes]
     warned = warnings(layers, named, host, timed.whole, timed.idle, device.type, timed.clocks)
     return {
         "host": platform.node(),
@@ -301,7 +289,7 @@ def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Surve
         **run,
         "split_over_fused": (total["B"] + total["W"]) / total["BW"] if total["BW"] else None,
         "states": costs.state.name,
-        "measured_layers": [model.layer_names[i] for i in costs.taken],
+        "measured_layers": [model.layer_names[i] for i in taken],
         "alone": timed.alone,
         "cache_bytes": bench.cache,
         "copies": timed.copies,
@@ -309,60 +297,13 @@ def _facts(costs: _Measured, run: dict[str, object], bench: Bench, survey: Surve
         "host_us": host,
         "links": [pair.facts() for pair in survey.pairs],
         **({FACT: [curve.facts(fit(curve.samples)) for curve in survey.curves]} if survey.curves else {}),
-        **microbatch_facts(costs.through, 1 if costs.spread is None else costs.spread.mesh.sizes.get("tp", 1)),
+        **microbatch_facts(through, mesh.get("tp", 1)),
         **({"splits": costs.splits} if costs.splits else {}),
         **({"captured": True, "not_captured": costs.named(timed.uncaptured)} if bench.capture else {}),
-        **({} if costs.vocabulary.costs else {"no_vocabulary": costs.vocabulary.unknown}),
-        "left_after_W": {model.layer_names[i]: costs.memory[i].after_W for i in costs.taken},
-        **({} if costs.slices is None else costs.sliced.facts(costs.slices)),
-        "warnings": [*warned, *([KINDS] if of_two_kinds(model) else []), *over_sockets(survey.pairs), *costs.sliced.notes],
+        "left_after_W": {model.layer_names[i]: costs.memory[i].after_W for i in taken},
+        **{name: fact for part in costs.parts for name, fact in part.facts.items()},
+        "warnings": [*warned, *([KINDS] if of_two_kinds(model) else []), *over_sockets(survey.pairs), *notes],
     }
-
-
-def _beside_messages(costs: _Measured, seed: int, seconds: float, progress: Progress) -> dict[str, dict[str, list[float]]]:
-    """Times of layers and messages alone and at the same time, in two processes (see `busy_process`). Raises RunFailed."""
-    progress("passes beside messages")
-    words = costs.model.name, str(seed), ",".join(map(str, costs.taken))
-    with temporary_folder("beside") as folder:
-        ends = [(*words, str(folder), str(rank), str(seconds)) for rank in (0, 1)]
-        with _processes(ends) as (first, _):
-            return dict(json.loads(_wait_ready(first, time.monotonic() + seconds + HELPER_SECONDS, costs.model.name)))
-
-
-@contextmanager
-def _busy(spec: str, seed: int, taken: Sequence[int], count: int) -> Iterator[None]:
-    """Inside the block `count` processes run rounds. Raises BadInput, RunFailed if one does not start."""
-    with _processes([(spec, str(seed), ",".join(map(str, taken)))] * count) as children:
-        until = time.monotonic() + HELPER_SECONDS
-        for child in children:
-            _wait_ready(child, until, spec)
-        yield
-
-
-@contextmanager
-def _processes(words: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A `busy_process` for each of these argument lists, ended with the block."""
-    children, pipe, none = list[subprocess.Popen[bytes]](), subprocess.PIPE, subprocess.DEVNULL
-    try:
-        for arguments in words:
-            command = [sys.executable, "-m", "profiler.busy_process", *arguments]
-            children.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, env=child_environment()))
-        yield children
-    finally:
-        for child in children:
-            child.kill()
-            child.communicate()
-
-
-def _wait_ready(child: subprocess.Popen[bytes], until: float, spec: str) -> str:
-    assert child.stdout is not None
-    there, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
-    line = child.stdout.readline().decode(errors="replace").strip() if there else ""
-    if line.startswith(FAILURE_PREFIX):
-        raise BadInput(f"model '{spec}': {line.removeprefix(FAILURE_PREFIX)}")
-    if not line:
-        raise RunFailed("a process beside did not answer")
-    return line
 
 
 HOST_SHARE = {"cpu": 0.5, "cuda": 0.9}  # share of a pass above which the host is a bottleneck

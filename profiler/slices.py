@@ -3,7 +3,6 @@ times."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
@@ -28,9 +27,9 @@ from zbsolve.models.model import Model
 from zbsolve.models.slicing import AttentionRule, running_slice, whole_attention
 from zbsolve.util.errors import BadInput, is_out_of_memory
 
-from .dataflow import Flow, naming, place
-from .stage_rounds import PassTimer, alone, built, rotated
-from .timing import Bench, Progress
+from .dataflow import naming, place
+from .stage_rounds import PassTimer, Sample, Samples, alone, built, sampled
+from .timing import Measuring, Part
 
 _NEVER = -1.0  # a growth
 
@@ -131,10 +130,9 @@ def _line(beyond: dict[int, float], cuts: Sequence[float], growth: float, even: 
 KINDS = ("F", "B", "W", "BW")
 POSITIONS = 5  # of a sequence's slices that are timed, at most
 MAX_COPIES = 4
-WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 2, 10, 60  # with B and W, and with BW, in turn
+ROUNDS = (2, 10, 60)  # warm, fewest and most, with B and W, and with BW, in turn
 TIME_SHARE = 0.5  # of the time for layers
 _TRAINED = ("query", "key", "value")
-Samples = dict[str, list[float]]  # "F/3": of slice 3; "attention_F"
 
 
 class _Call(NamedTuple):
@@ -168,8 +166,8 @@ def _attention(call: _Call) -> Tensor:
 
 @dataclass(frozen=True)
 class SliceTimes:
-    """Measurements. lengths: tokens of each slice. samples: layer → kind and slice → µs. kv_bytes: layer → bytes of a
-    sequence's keys and values, and of their gradients as they are accumulated."""
+    """Measurements. lengths: tokens of each slice. samples: layer → kind and slice → µs: "F/3", of slice 3, or
+    "attention_F". kv_bytes: layer → bytes of a sequence's keys and values, and of their gradients as accumulated."""
 
     lengths: tuple[int, ...]
     samples: dict[int, Samples]
@@ -186,67 +184,82 @@ class SliceTimes:
         return {f"{slices}/{names[i]}/{kind}": row for i, rows in self.samples.items() for kind, row in rows.items()}
 
 
-def cutting_of(slices: Slices, model: Model) -> Cutting | None:
-    """How the model's sequences are split; None: they are not. Raises BadInput, also if they do not yield these slices."""
-    spec = said_of(slices)
-    if spec.number == 1:
-        return None
-    if spec.even_work:
-        raise BadInput("--slices: which slices take as long, only a profile says: measure even ones, or give lengths")
-    cutting = Cutting(spec.number, spec.lengths)
-    cutting.parts({0: model.batch(0, 0)[0]}, f"--slices: model '{model.name}'")
-    return cutting
+class SlicePart(Part):
+    """Slices of sequences in a measurement. cutting: how these are cut."""
+
+    with_sides = False
+
+    def __init__(self, cutting: Cutting) -> None:
+        super().__init__()
+        self.cutting = cutting
+
+    @classmethod
+    def asked(cls, slices: Slices, model: Model, whole: bool) -> list[Part]:
+        """The part for these slices; none for one. whole: only whole sequences can be timed, because of other options.
+        Raises BadInput, also if the model's sequences do not yield these slices."""
+        spec = said_of(slices)
+        if spec.number == 1:
+            return []
+        if spec.even_work:
+            raise BadInput("--slices: which slices take as long, only a profile says: measure even ones, or give lengths")
+        cutting = Cutting(spec.number, spec.lengths)
+        cutting.parts({0: model.batch(0, 0)[0]}, f"--slices: model '{model.name}'")
+        if whole:
+            raise BadInput("--slices: are measured with --split layers and without --mesh")
+        return [cls(cutting)]
+
+    def before(self, what: Measuring) -> None:
+        """Time the slices."""
+        self.times = time_slices(what, self.cutting)
+        self.samples = self.times.named(what.model.layer_names)
+
+    def on_layers(self, layers: tuple[Layer, ...], kinds: Sequence[int]) -> tuple[Layer, ...]:
+        """The layers with the lines of their slices."""
+        fits = fitted(layers, self.times, kinds)
+        self.facts, self.notes = fits.facts(self.times), fits.notes
+        return fits.layers
 
 
-def time_slices(
-    model: Model, through: Flow, kinds: Sequence[int], cutting: Cutting, bench: Bench, progress: Progress
-) -> SliceTimes:
-    """Times of the layers `kinds` in slices, with the layers of each slice in order as a rank would run them; if memory does
-    not suffice for that, one layer at a time. Raises BadInput naming the layer that cannot be split, and for a model without
-    causal attention in `sliced_attention`."""
+def time_slices(what: Measuring, cutting: Cutting) -> SliceTimes:
+    """Times of layers in slices, with the layers of each slice in order as a rank would run them; if memory does not suffice
+    for that, one layer at a time. Raises BadInput naming the layer that cannot be split, and for a model without causal
+    attention in `sliced_attention`."""
+    model = what.model
     tokens = next(int(leaf.shape[1]) for leaf in leaves_of(model.batch(0, 0)[0]) if isinstance(leaf, Tensor))
     calls = dict[int, list[_Call]]()
-    for i in kinds:
-        progress(f"slices: can {place(model, i)} be cut")
+    for i in what.layers:
+        what.progress(f"slices: can {place(model, i)} be cut")
         with naming(f"model '{model.name}': {place(model, i)} in slices"):
-            calls[i] = _calls(model, i, through, bench, cutting)
+            calls[i] = _calls(what, i, cutting)
     if not any(calls.values()):
         raise BadInput(f"--slices: model '{model.name}' has no causal attention that calls zbsolve.exec.sliced_attention")
-    samples = _timed_together(model, through, kinds, cutting, bench, calls, progress)
-    held = {i: [tensor for call in calls[i] for tensor in (call.key, call.value)] for i in kinds}
+    samples = _timed_together(what, cutting, calls)
+    held = {i: [tensor for call in calls[i] for tensor in (call.key, call.value)] for i in what.layers}
     sizes = {i: (sum(row.nbytes for row in rows), sum(map(gradient_bytes, rows))) for i, rows in held.items()}
     return SliceTimes(tuple(cutting.tokens(tokens, "--slices")), samples, sizes)
 
 
-def _timed_together(
-    model: Model,
-    through: Flow,
-    kinds: Sequence[int],
-    cutting: Cutting,
-    bench: Bench,
-    calls: Mapping[int, Sequence[_Call]],
-    progress: Progress,
-) -> dict[int, Samples]:
+def _timed_together(what: Measuring, cutting: Cutting, calls: Mapping[int, Sequence[_Call]]) -> dict[int, Samples]:
     """Samples of each of these layers; if memory does not suffice for all, of one after the other."""
-    timer = PassTimer(bench.device)
-    progress(f"slices of {len(kinds)} layers" if len(kinds) > 1 else f"slices of {place(model, kinds[0])}")
+    timer = PassTimer(what.bench.device)
+    what.progress(f"slices of {what.words}")
     try:
-        return _sampled(_rounds(model, kinds, through, cutting, bench, timer, calls), bench.seconds * TIME_SHARE)
+        return sampled(_rounds(what, cutting, timer, calls), what.bench.seconds * TIME_SHARE, ROUNDS)
     except Exception as error:
-        if not is_out_of_memory(error) or len(kinds) == 1:
-            with naming(f"model '{model.name}': {timer.at[1]} of {place(model, timer.at[0])} in slices"):
+        if not is_out_of_memory(error) or len(what.layers) == 1:
+            with naming(f"{what.failure(timer)} in slices"):
                 raise
-    share = replace(bench, seconds=bench.seconds / len(kinds))
-    alone_ones = (_timed_together(model, through, (i,), cutting, share, calls, progress) for i in kinds)
+    alone_ones = (_timed_together(alone_one, cutting, calls) for alone_one in what.by_themselves())
     return {i: rows for samples in alone_ones for i, rows in samples.items()}
 
 
-def _calls(model: Model, i: int, through: Flow, bench: Bench, cutting: Cutting) -> list[_Call]:
+def _calls(what: Measuring, i: int, cutting: Cutting) -> list[_Call]:
     """The arguments of attention in layer i. Raises BadInput if the layer cannot be split."""
-    layer = built(model, [i], bench.device)[0]
-    x = model.batch(0, 0)[0] if i == 0 else through.example(i, torch.randn)
+    model, device = what.model, what.bench.device
+    layer = built(model, [i], device)[0]
+    x = model.batch(0, 0)[0] if i == 0 else what.through.example(i, torch.randn)
     last = i == len(model.layers) - 1
-    batch = moved(x, bench.device), moved(model.batch(0, 0)[1], bench.device)
+    batch = moved(x, device), moved(model.batch(0, 0)[1], device)
     sequences = Sequences([batch[0]] * 2, [batch[1]] * 2)
     compare([layer], i, model.loss if last else None, sequences, cutting)
     calls = _Calls()
@@ -256,34 +269,24 @@ def _calls(model: Model, i: int, through: Flow, bench: Bench, cutting: Cutting) 
 
 
 def _rounds(
-    model: Model,
-    kinds: Sequence[int],
-    through: Flow,
-    cutting: Cutting,
-    bench: Bench,
-    timer: PassTimer,
-    calls: Mapping[int, Sequence[_Call]],
-) -> Iterator[dict[int, Samples]]:
+    what: Measuring, cutting: Cutting, timer: PassTimer, calls: Mapping[int, Sequence[_Call]]
+) -> Iterator[list[Sample]]:
     """Samples of an endless series of rounds: all slices of a microbatch for each copy of these layers, alternating so that
     a pass finds nothing in a cache that training would not leave there, in the first slice as in the others; and attention
     of whole sequences, layer by layer."""
-    sets = rotated(model, kinds, through.inputs, bench.device, bench.cache, None, bench.parts)
-    stages = [stage for row in sets[:MAX_COPIES] for stage in row]
-    feeds = {i: alone(model, i, through, bench.device) for i in kinds}
+    stages = [stage for row in what.copies()[:MAX_COPIES] for stage in row]
+    feeds = {i: alone(what.model, i, what.through, what.bench.device) for i in what.layers}
     sliced = [(stage, StageSlices(cutting, compares=False)) for stage in stages]
     timed, step = positions(cutting.count), 0
     while True:
         split = step % 2 == 0
         _turn(sliced, cutting, [feeds[stage.first](m, step) for m, stage in enumerate(stages)], timer, split)
-        for i in kinds:
+        for i in what.layers:
             if calls[i]:
                 _time_attention(i, calls[i], timer)
-        samples: dict[int, Samples] = {i: {} for i in kinds}
-        for i, kind, device_us, _ in timer.drain():
-            name, _, number = kind.partition("/")
-            if not number or (int(number) in timed and (split or name == "BW")):  # problems have a single F
-                samples[i].setdefault(kind, []).append(device_us)
-        yield samples
+        rows = [(row, row[1].partition("/")) for row in timer.drain()]
+        # Problems have a single F.
+        yield [row for row, (kind, _, n) in rows if not n or (int(n) in timed and (split or kind == "BW"))]
         step += 1
 
 
@@ -327,18 +330,3 @@ def _time_attention(i: int, calls: Sequence[_Call], timer: PassTimer) -> None:
     wanted = [getattr(call, name).requires_grad_() for call in calls for name in _TRAINED]
     ys = timer.run(i, OF_ATTENTION["F"], lambda: [_attention(call) for call in calls])
     timer.run(i, OF_ATTENTION["B"], torch.autograd.grad, ys, wanted, [torch.ones_like(y) for y in ys])
-
-
-def _sampled(rounds: Iterator[dict[int, Samples]], seconds: float) -> dict[int, Samples]:
-    """Samples of rounds after some warm-up rounds, for this many seconds, but at least a few rounds."""
-    for _ in range(WARM_ROUNDS):
-        next(rounds)
-    samples: dict[int, Samples] = {}
-    begin = time.monotonic()
-    for done in range(MAX_ROUNDS):
-        if done >= MIN_ROUNDS and time.monotonic() - begin > seconds:
-            break
-        for i, rows in next(rounds).items():
-            for kind, row in rows.items():
-                samples.setdefault(i, {}).setdefault(kind, []).extend(row)
-    return samples

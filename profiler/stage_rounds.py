@@ -236,6 +236,25 @@ def rounds(sets: Sequence[list[Stage]], feed: Feed, timer: PassTimer, recompute:
         step += 1
 
 
+Samples = dict[str, list[float]]  # kind → µs
+
+
+def sampled(turns: Iterator[Sequence[Sample]], seconds: float, counts: tuple[int, int, int]) -> dict[int, Samples]:
+    """Layer → kind → samples, µs on the device, of rounds for so many seconds. counts: of warm-up rounds, of the fewest and
+    of the most that are sampled."""
+    warm, least, most = counts
+    for _ in range(warm):
+        next(turns)
+    samples: dict[int, Samples] = {}
+    begin = time.monotonic()
+    for done in range(most):
+        if done >= least and time.monotonic() - begin > seconds:
+            break
+        for layer, kind, us, _ in next(turns):
+            samples.setdefault(layer, {}).setdefault(kind, []).append(us)
+    return samples
+
+
 # The kinds that count in each turn. The forward of a fused or recomputed backward does not: problems have a single F. A
 # backward after X is like any other.
 SAMPLED = {"split": {"F", "B", "W"}, "fused": {"BW"}, "recompute": {"X"}}

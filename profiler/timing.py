@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from zbsolve.exec.backward.layer_split import seeding
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.exec.base.torch_private import end_pool
 from zbsolve.exec.graphs.auto import Parts
+from zbsolve.layer import Layer
 from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput, RunFailed, is_out_of_memory, one_line
 from zbsolve.util.statistics import median_error
@@ -32,7 +33,6 @@ from .stage_rounds import (
     PassTimer,
     Spread,
     alone,
-    batches,
     rotated,
     rounds,
     stages_of,
@@ -201,66 +201,126 @@ class Bench:
         return value if self.spread is None else self.spread.agreed(value)
 
 
+class Measuring(NamedTuple):
+    """What is timed: these layers of a model, in order as a rank would run them."""
+
+    model: Model
+    through: Flow
+    bench: Bench
+    layers: Sequence[int]
+    progress: Progress = lambda text: None
+
+    @property
+    def words(self) -> str:
+        """The layers, for messages."""
+        return f"{len(self.layers)} layers" if len(self.layers) > 1 else place(self.model, self.layers[0])
+
+    def copies(self) -> list[list[Stage]]:
+        """The layers as stages (see `rotated`)."""
+        bench = self.bench
+        return rotated(self.model, self.layers, self.through.inputs, bench.device, bench.cache, bench.spread, bench.parts)
+
+    def by_themselves(self) -> list[Measuring]:
+        """Each layer by itself, if memory does not suffice for all. Time is shared, and nothing is captured."""
+        bench = replace(self.bench, seconds=self.bench.seconds / len(self.layers), capture=False)
+        return [self._replace(layers=(i,), bench=bench) for i in self.layers]
+
+    def failure(self, timer: PassTimer) -> str:
+        """The pass that failed, for messages."""
+        return f"model '{self.model.name}': {timer.at[1]} of {place(self.model, timer.at[0])}"
+
+
+class Part:
+    """What a feature measures beside whole layers, which adds nothing by default. samples, facts: as in a profile. fields:
+    of `Profile`. notes: warnings. sent: bytes that its collectives send, if they are to be measured."""
+
+    with_sides = True  # goes with side inputs
+
+    def __init__(self) -> None:
+        self.samples: dict[str, list[float]] = {}
+        self.facts: dict[str, Any] = {}
+        self.fields: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.sent: tuple[int, int] | None = None
+
+    def before(self, what: Measuring) -> None:
+        """Measure one layer of each kind before layers are timed, to fail early."""
+
+    def after(self, what: Measuring) -> None:
+        """Measure the same after layers."""
+
+    def on_layers(self, layers: tuple[Layer, ...], kinds: Sequence[int]) -> tuple[Layer, ...]:
+        """The layers, as measured whole, with its costs. kinds: for each the number of an equal one that was measured."""
+        return layers
+
+    def together(self, ranks: int, collectives: dict[str, list[float]]) -> None:
+        """Take collectives measured between this many ranks: kind → samples, µs."""
+
+
 def _settled(samples: Samples) -> bool:
     """Whether every kind of pass that matters (1 % of all time) is known to SETTLED_SPREAD."""
     total = sum(median(times) for times in samples.values())
     return all(median_error(times) <= SETTLED_SPREAD or median(times) < 0.01 * total for times in samples.values())
 
 
-def time_layers(
-    model: Model, through: Flow, taken: Sequence[int], bench: Bench, make: Callable[..., object], progress: Progress
-) -> tuple[Timed, list[Stage]]:
-    """Times of the layers `taken`, in order as a rank would run them, and one of their copies as stages. If memory does not
-    suffice for that, layers run one at a time, and no stages are returned. make: creates an optimizer of parameters. Raises
-    BadInput naming the pass and the layer that fail, OutOfMemory if not even one layer fits."""
-    timed = Timed({}, {})
-    timer = PassTimer(bench.device)
+def layer_of(model: Model, i: int, samples: Mapping[str, list[float]], sizes: dict[str, Any], parameters: int) -> Layer:
+    """Layer i with the medians of these samples. parameters: bytes of them."""
+    times: dict[str, Any] = {kind: median(samples[kind]) for kind in TIMED_KINDS}
+    U = median(samples["U"]) if samples.get("U") else 0.0
+    return Layer(name=model.layer_names[i], **times, U=U, parameter_bytes=parameters, **sizes)
+
+
+def time_layers(what: Measuring, make: Callable[..., object]) -> tuple[Timed, list[Stage]]:
+    """Times of the layers, and one of their copies as stages. If memory does not suffice for that, layers run one at a time,
+    and no stages are returned. make: creates an optimizer of parameters. Raises BadInput naming the pass and the layer that
+    fail, OutOfMemory if not even one layer fits."""
+    timed, timer = Timed({}, {}), PassTimer(what.bench.device)
     try:
-        sets = rotated(model, taken, through.inputs, bench.device, bench.cache, bench.spread, bench.parts)
-        _run(timed, sets, batches(model, bench.device), timer, bench, progress, f"{len(taken)} layers")
-        if bench.capture:
-            _run_captured(timed, sets, batches(model, bench.device), bench, progress)
-        _keep(timed, updates(sets, make, timer, UPDATES))
-        return timed, sets[0]
+        return timed, _time(timed, what, timer, make)
     except Exception as error:
-        if not is_out_of_memory(error) or bench.spread is not None:
-            text = f"model '{model.name}': {timer.at[1]} of {place(model, timer.at[0])}: {one_line(error)}"
-            raise BadInput(text) from error
-    return _one_by_one(model, through, taken, bench, make, progress)
-
-
-def _one_by_one(
-    model: Model, through: Flow, taken: Sequence[int], bench: Bench, make: Callable[..., object], progress: Progress
-) -> tuple[Timed, list[Stage]]:
-    timed, timer = Timed({}, {}, alone=True), PassTimer(bench.device)
-    sets: list[list[Stage]] = []
-    share = replace(bench, seconds=bench.seconds / len(taken))
-    for i in taken:
-        timer.at = i, "building"
+        if not is_out_of_memory(error) or what.bench.spread is not None:
+            raise BadInput(f"{what.failure(timer)}: {one_line(error)}") from error
+    timed, timer = Timed({}, {}, alone=True), PassTimer(what.bench.device)
+    for alone_one in what.by_themselves():
+        timer.at = alone_one.layers[0], "building"
         try:
-            sets = rotated(model, [i], through.inputs, bench.device, bench.cache, bench.spread, bench.parts)
-            feed = alone(model, i, through, bench.device)
-            _run(timed, sets, feed, timer, share, progress, place(model, i))
-            _keep(timed, updates(sets, make, timer, UPDATES))
+            _time(timed, alone_one, timer, make)
         except Exception as error:
-            where = f"{timer.at[1]} of {place(model, i)}"
             if not is_out_of_memory(error):
-                raise BadInput(f"model '{model.name}': {where}: {one_line(error)}") from error
-            done = {f"{model.layer_names[j]}/{kind}": row for (j, kind), row in timed.samples.items() if j != i}
-            raise OutOfMemory(f"model '{model.name}': out of memory: {where}, by itself", done) from None
-        sets.clear()
+                raise BadInput(f"{what.failure(timer)}: {one_line(error)}") from error
+            names, (i, kind) = what.model.layer_names, timer.at
+            done = {f"{names[j]}/{ran}": row for (j, ran), row in timed.samples.items() if j != i}
+            where = f"out of memory: {kind} of {place(what.model, i)}, by itself"
+            raise OutOfMemory(f"model '{what.model.name}': {where}", done) from None
     return timed, []
 
 
-def _run(
-    timed: Timed, sets: list[list[Stage]], feed: Feed, timer: PassTimer, bench: Bench, progress: Progress, what: str
-) -> None:
-    turns = rounds(sets, feed, timer, recompute=True)
+def _time(timed: Timed, what: Measuring, timer: PassTimer, make: Callable[..., object]) -> list[Stage]:
+    """One copy of the layers, all of which ran and were updated. timed: is extended."""
+    sets, bench = what.copies(), what.bench
+    feed = alone(what.model, what.layers[0], what.through, bench.device)
+    _run(timed, sets, feed, timer, what)
+    if bench.capture:
+        what.progress("capturing passes")
+        replaying, timed.uncaptured = replayed(sets, feed)
+        captured = Timed({}, {})
+        _run(captured, replaying, feed, PassTimer(bench.device), what, "captured passes of ")
+        keys = captured.samples.keys() - timed.uncaptured.keys()
+        timed.eager = {key: timed.samples[key] for key in sorted(keys)}
+        timed.samples |= {key: captured.samples[key] for key in keys}
+        timed.host |= {key: captured.host[key] for key in keys}
+        timed.clocks += captured.clocks
+    _keep(timed, updates(sets, make, timer, UPDATES))
+    return sets[0]
+
+
+def _run(timed: Timed, sets: list[list[Any]], feed: Feed, timer: PassTimer, what: Measuring, how: str = "") -> None:
+    turns, bench, words = rounds(sets, feed, timer, recompute=True), what.bench, f"{how}{what.words}"
     begin = time.monotonic()
     for done in range(WARM_ROUNDS):
         if done and bench.agreed(time.monotonic() - begin > EXTRA_SECONDS):
             break
-        progress(f"{what}: warming up, round {done + 1} of {WARM_ROUNDS}")
+        what.progress(f"{words}: warming up, round {done + 1} of {WARM_ROUNDS}")
         next(turns)
     own = Timed({}, {})
     begin, ran, done, looked = time.monotonic(), time.process_time(), 0, 0.0
@@ -273,7 +333,7 @@ def _run(
         if time.monotonic() - looked >= CLOCK_SECONDS:
             looked = time.monotonic()
             timed.clocks += [mhz for mhz in [bench.clock()] if mhz is not None]
-        progress(f"{what}, round {done}, {time.monotonic() - begin:.1f} of {bench.seconds:g} s")
+        what.progress(f"{words}, round {done}, {time.monotonic() - begin:.1f} of {bench.seconds:g} s")
         if done >= 10 * MIN_ROUNDS and done % 10 == 0 and bench.agreed(_settled(own.samples)):
             break
     elapsed = time.monotonic() - begin
@@ -281,19 +341,6 @@ def _run(
     timed.copies = min(timed.copies, len(sets))
     timed.samples |= own.samples
     timed.host |= own.host
-
-
-def _run_captured(timed: Timed, sets: list[list[Stage]], feed: Feed, bench: Bench, progress: Progress) -> None:
-    """The same with captured passes, whose times replace the eager ones."""
-    progress("capturing passes")
-    replaying, timed.uncaptured = replayed(sets, feed)
-    captured = Timed({}, {})
-    _run(captured, replaying, feed, PassTimer(bench.device), bench, progress, "captured passes")
-    keys = captured.samples.keys() - timed.uncaptured.keys()
-    timed.eager = {key: timed.samples[key] for key in sorted(keys)}
-    timed.samples |= {key: captured.samples[key] for key in keys}
-    timed.host |= {key: captured.host[key] for key in keys}
-    timed.clocks += captured.clocks
 
 
 def wanted(done: int, elapsed: float, seconds: float) -> bool:

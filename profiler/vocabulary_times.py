@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,14 +18,13 @@ from zbsolve.exec.memory import LiveBytes
 from zbsolve.exec.vocabulary.shard import blocks, pass_s
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.layer import Layer
-from zbsolve.models.model import Model
 from zbsolve.util.errors import BadInput, one_line
 
-from .dataflow import Flow, batch_of, fake_mode, quiet
+from .dataflow import batch_of, fake_mode, quiet
 from .memory import costs_of, held_by
 from .operation_costs import Op, PassOps, counting
-from .stage_rounds import TURNS, PassTimer, rounds
-from .timing import Bench, Progress
+from .stage_rounds import TURNS, PassTimer, Sample, Samples, rounds, sampled
+from .timing import Measuring, Part, layer_of
 from .vocabulary_cut import Cut, Rest, cut_of, run_shard, run_table
 
 Times = Mapping[str, float]  # pass name → µs
@@ -121,32 +120,35 @@ def held_by_shard(cut: Cut, ranks: int, barriers: int) -> tuple[int, int]:
     return after["S"] - partial, max(over)
 
 
-LayerOf = Callable[[int, dict[str, list[float]], dict[str, int], int], Layer]  # from number, samples, sizes, parameter bytes
-WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 1, 5, 20  # of each shard
+ROUNDS = WARM_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 1, 5, 20  # of each shard
 TIME_SHARE, MIN_SECONDS = 0.5, 5.0  # of the time for layers
 USUAL_RANKS = 8  # measured first, then their neighbours
 
 
-class MeasuredVocabulary(NamedTuple):
-    """The costs of a sharded vocabulary, every sample (see `Profile.samples`), and, if there are no costs, the reason."""
+class VocabularyPart(Part):
+    """The costs of a sharded vocabulary in a measurement; if there are none, a fact says why."""
 
-    costs: VocabularyCosts | None
-    samples: dict[str, list[float]]
-    unknown: str = ""
+    def after(self, what: Measuring) -> None:
+        """Time the vocabulary of the model."""
+        if what.bench.spread is not None:
+            self.facts = {"no_vocabulary": "layers are spread over a mesh"}
+            return
+        try:
+            times = _timed(what)
+            costs = _costs(what, times)
+        except Exception as error:  # the model runs even if its vocabulary cannot be examined
+            self.facts = {"no_vocabulary": str(error) if isinstance(error, BadInput) else one_line(error)}
+            return
+        self.fields, self.samples = {"vocabulary": costs}, times.samples(what.model.layer_names)
+        self.sent = costs.hidden_bytes, costs.statistic_bytes  # of hidden states, and of one shard's softmax statistics
 
-    @property
-    def sizes(self) -> tuple[int, int] | None:
-        """Bytes that collectives send: hidden states, and one shard's softmax statistics."""
-        return None if self.costs is None else (self.costs.hidden_bytes, self.costs.statistic_bytes)
-
-    def together(self, ranks: int, collectives: dict[str, list[float]]) -> MeasuredVocabulary:
-        """The same with collectives measured between this many ranks: kind → samples, µs."""
-        if self.costs is None or not collectives:
-            return self
-        known: dict[str, Any] = {kind: median(row) for kind, row in collectives.items()}
-        rows = (replace(row, **known) if row.ranks == ranks else row for row in self.costs.shards)
-        samples = {f"vocabulary/{ranks}/{kind}": row for kind, row in collectives.items()}
-        return MeasuredVocabulary(replace(self.costs, shards=tuple(rows)), self.samples | samples)
+    def together(self, ranks: int, collectives: Samples) -> None:
+        """Put the medians into the row for this number of ranks."""
+        if self.sent is not None and collectives:
+            costs, known = self.fields["vocabulary"], {kind: median(row) for kind, row in collectives.items()}
+            rows = (replace(row, **known) if row.ranks == ranks else row for row in costs.shards)
+            self.fields = {"vocabulary": replace(costs, shards=tuple(rows))}
+            self.samples |= {f"vocabulary/{ranks}/{kind}": row for kind, row in collectives.items()}
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,9 @@ class VocabularyTimes:
     """Measured times. shards: (ranks, barriers) → pass → samples, µs; tables: ranks → the same; rests: layer → kind → the
     same. held: (ranks, barriers) → bytes, on a CPU (see `held_by_shard`)."""
 
-    shards: dict[tuple[int, int], dict[str, list[float]]] = field(default_factory=dict)
-    tables: dict[int, dict[str, list[float]]] = field(default_factory=dict)
-    rests: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    shards: dict[tuple[int, int], Samples] = field(default_factory=dict)
+    tables: dict[int, Samples] = field(default_factory=dict)
+    rests: dict[int, Samples] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -164,30 +166,22 @@ class VocabularyTimes:
         """Numbers of ranks that were measured, with one barrier and with two."""
         return sorted(ranks for ranks, barriers in self.shards if barriers == 2)
 
-    def samples(self, names: tuple[str, ...]) -> dict[str, list[float]]:
+    def samples(self, names: tuple[str, ...]) -> Samples:
         """All samples by name, as in a profile. names: of the model's layers."""
-        parts: dict[tuple[Any, Any], dict[str, list[float]]] = dict(self.shards)  # location, and the suffix of a pass
+        parts: dict[tuple[Any, Any], Samples] = dict(self.shards)  # location, and the suffix of a pass
         parts |= {(ranks, ""): rows for ranks, rows in self.tables.items()}
         parts |= {(names[i], ""): rows for i, rows in self.rests.items()}
         return {f"vocabulary/{at}/{name}{end}": row for (at, end), rows in parts.items() for name, row in rows.items()}
 
 
-def measured_vocabulary(model: Model, through: Flow, bench: Bench, layer: LayerOf, progress: Progress) -> MeasuredVocabulary:
-    """The vocabulary of `model`, timed on `bench`. layer: builds a Layer."""
-    try:
-        times = time_vocabulary(model, through, bench, progress)
-        return MeasuredVocabulary(measured_costs(model, through, times, layer), times.samples(model.layer_names))
-    except Exception as error:  # the model runs even if its vocabulary cannot be examined
-        return MeasuredVocabulary(None, {}, str(error) if isinstance(error, BadInput) else one_line(error))
-
-
-def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progress) -> VocabularyTimes:
+def _timed(what: Measuring) -> VocabularyTimes:
     """Times of one microbatch. Numbers of ranks whose rounds would take too long are left out, except one and torchrun's.
     Raises BadInput if the vocabulary cannot be sharded."""
-    cut, timer = cut_of(model, through, batch_of(model, device=bench.device), torch.randn), PassTimer(bench.device)
-    times, until = VocabularyTimes(), time.monotonic() + max(MIN_SECONDS, TIME_SHARE * bench.seconds)
+    device, times = what.bench.device, VocabularyTimes()
+    cut, timer = cut_of(what.model, what.through, batch_of(what.model, device=device), torch.randn), PassTimer(device)
+    until = time.monotonic() + max(MIN_SECONDS, TIME_SHARE * what.bench.seconds)
     for rest in cut.rests:
-        progress("what a sharded vocabulary leaves of the layers")
+        what.progress("what a sharded vocabulary leaves of the layers")
         times.rests[rest.number] = _rest(rest, cut, timer)
     together = dist.get_world_size() if dist.is_initialized() else 0  # torchrun's, whose collectives are measured
     wanted = {*cut.ranks, *([together] if 1 < together <= cut.size else [])}
@@ -198,9 +192,9 @@ def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progres
         takes = each * most / ranks * 2 * (WARM_ROUNDS + MIN_ROUNDS)
         if takes > left and ranks != together and not last:
             continue
-        progress(f"the vocabulary's shards for {ranks} ranks")
+        what.progress(f"the vocabulary's shards for {ranks} ranks")
         for barriers in (1, 2):
-            if bench.device.type == "cpu":
+            if device.type == "cpu":
                 times.held[ranks, barriers] = held_by_shard(cut, ranks, barriers)
             own = cut.output(ranks)
             run = partial(run_shard, own, cut.hidden, cut.labels, ranks, barriers, partial(timer.run, 0))
@@ -211,21 +205,21 @@ def time_vocabulary(model: Model, through: Flow, bench: Bench, progress: Progres
     return times
 
 
-def measured_costs(model: Model, through: Flow, times: VocabularyTimes, layer: LayerOf) -> VocabularyCosts:
-    """The costs from these times; unknown bytes are counted with fake tensors. layer: builds a Layer. Raises BadInput."""
-    mode = fake_mode()
+def _costs(what: Measuring, times: VocabularyTimes) -> VocabularyCosts:
+    """The costs from these times; unknown bytes are counted with fake tensors. Raises BadInput."""
+    model, mode = what.model, fake_mode()
     with mode, quiet():
-        cut = replace(cut_of(model, through, batch_of(model, mode)), ranks=tuple(times.ranks))
+        cut = replace(cut_of(model, what.through, batch_of(model, mode)), ranks=tuple(times.ranks))
         clock = Clock(
             lambda ranks, barriers: _medians(times.shards[ranks, barriers]),
             lambda ranks, barriers: times.held.get((ranks, barriers)) or held_by_shard(cut, ranks, barriers),
             lambda ranks: _medians(times.tables.get(ranks, {})),
-            lambda rest, sizes: layer(rest.number, times.rests[rest.number], sizes, rest.parameter_bytes),
+            lambda rest, sizes: layer_of(model, rest.number, times.rests[rest.number], sizes, rest.parameter_bytes),
         )
         return vocabulary_costs("measured", cut, clock)
 
 
-def _medians(rows: dict[str, list[float]]) -> Times:
+def _medians(rows: Samples) -> Times:
     return {name: median(row) for name, row in rows.items()}
 
 
@@ -237,28 +231,19 @@ def _seconds_a_turn(cut: Cut, ranks: int, timer: PassTimer) -> float:
     return time.monotonic() - begin
 
 
-def _rest(rest: Rest, cut: Cut, timer: PassTimer) -> dict[str, list[float]]:
-    turns = rounds([[rest.stage]], lambda microbatch, step: (rest.given, cut.labels), timer, recompute=True)
-    for _ in TURNS:
-        next(turns)
-    samples: dict[str, list[float]] = {}
-    for _ in range(MIN_ROUNDS * len(TURNS)):
-        for _, kind, device_us, _ in next(turns):
-            samples.setdefault(kind, []).append(device_us)
+def _rest(rest: Rest, cut: Cut, timer: PassTimer) -> Samples:
+    count, batch = len(TURNS), (rest.given, cut.labels)
+    turns = rounds([[rest.stage]], lambda microbatch, step: batch, timer, recompute=True)
+    (samples,) = sampled(turns, 0.0, (count, MIN_ROUNDS * count, MIN_ROUNDS * count)).values()
     return samples
 
 
-def _sampled(turn: Callable[[], None], timer: PassTimer, seconds: float) -> dict[str, list[float]]:
+def _sampled(turn: Callable[[], None], timer: PassTimer, seconds: float) -> Samples:
     """Pass → samples of turns after a warm-up, for this many seconds, but at least a few."""
-    for _ in range(WARM_ROUNDS):
-        turn()
-    timer.drain()
-    samples: dict[str, list[float]] = {}
-    begin = time.monotonic()
-    for done in range(MAX_ROUNDS):
-        if done >= MIN_ROUNDS and time.monotonic() - begin > seconds / 2:
-            break
-        turn()
-        for _, name, device_us, _ in timer.drain():
-            samples.setdefault(name, []).append(device_us)
-    return samples
+
+    def turns() -> Iterator[list[Sample]]:
+        while True:
+            turn()
+            yield timer.drain()
+
+    return sampled(turns(), seconds / 2, ROUNDS)[0]

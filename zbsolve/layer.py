@@ -128,6 +128,9 @@ class Layer:
         return self.F + (self.B + self.W or self.BW)
 
 
+MIN_BANDWIDTH = 1e-9  # bytes a µs
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """A link between two ranks: µs = latency + bytes / bytes_per_us.
@@ -138,7 +141,7 @@ class Link:
     shared: which messages share a link, so that their bytes go one after the other in each direction: "rank": those of a
         rank, "pair": those between two ranks, "4+4": those between sites of so many ranks, "": none (`build.with_links`).
 
-    Raises BadInput for other words.
+    Raises BadInput for other words, and for a bandwidth of nothing.
     """
 
     latency: float
@@ -147,6 +150,8 @@ class Link:
     shared: str = ""
 
     def __post_init__(self) -> None:
+        if self.bytes_per_us < MIN_BANDWIDTH:
+            raise BadInput(f"field 'bytes_per_us' is {self.bytes_per_us:g}")
         if self.shared not in ("", RANK, PAIR):
             sites_in(self.shared)
 
@@ -160,7 +165,6 @@ class Link:
 
 
 NO_LINK = Link(0.0, 1e12)  # messages take no time, except where a layer's field `message` says so
-MIN_BANDWIDTH = 1e-9  # bytes a µs
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from profiler.dataflow import example, flow
 from profiler.measurement import measure
 from profiler.roofline import estimate
 from profiler.stage_rounds import alone, batches, of_two_kinds
-from profiler.timing import Bench, time_layers
+from profiler.timing import Bench, Measuring, time_layers
 from zbsolve import BadInput, Profile, solve
 from zbsolve.exec import Pipeline, check
 from zbsolve.exec.handlers import Data
@@ -76,7 +76,7 @@ def test_layers_are_measured_one_by_one_where_memory_does_not_suffice(monkeypatc
     monkeypatch.setattr("profiler.timing.updates", updates)
     model = load(f"{HERE}encoder_decoder")
     bench = Bench(torch.device("cpu"), 0.01)
-    timed, stages = time_layers(model, flow(model), [0, 1, 3, 5], bench, torch.optim.SGD, lambda text: None)
+    timed, stages = time_layers(Measuring(model, flow(model), bench, [0, 1, 3, 5]), torch.optim.SGD)
     assert timed.alone
     assert not stages
     assert {i for i, _ in timed.samples} == {0, 1, 3, 5}

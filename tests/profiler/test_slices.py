@@ -11,7 +11,7 @@ import torch
 
 from profiler.dataflow import flow
 from profiler.slices import KINDS, SliceTimes, fitted, time_slices
-from profiler.timing import Bench
+from profiler.timing import Bench, Measuring
 from zbsolve import BadInput, Profile, Schedule
 from zbsolve.cli import main
 from zbsolve.exec.slices.cutting import Cutting
@@ -149,7 +149,7 @@ def test_a_layer_without_attention_has_one_time_for_all_slices() -> None:
 def test_what_is_timed_of_a_model() -> None:
     """Of seven slices five, each in all passes; attention by itself where there is some."""
     model = gpt("small", 0, GptSizes(width=8, blocks=1, heads=2, batch=2, length=14))
-    times = time_slices(model, flow(model), (0, 1, 2), Cutting(7), BENCH, lambda text: None)
+    times = time_slices(Measuring(model, flow(model), BENCH, (0, 1, 2)), Cutting(7))
     wanted = {f"{kind}/{j}" for kind in KINDS for j in (0, 2, 3, 4, 6)}
     assert times.lengths == (2,) * 7
     assert set(times.samples[0]) == set(times.samples[2]) == wanted

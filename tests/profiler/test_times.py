@@ -12,7 +12,7 @@ from profiler import measure
 from profiler.dataflow import flow
 from profiler.measurement import DISTURBED, warnings
 from profiler.stage_rounds import PassTimer, batches, rotated, rounds, stages_of
-from profiler.timing import Bench, host_times, time_layers, wanted
+from profiler.timing import Bench, Measuring, host_times, time_layers, wanted
 from zbsolve import BadInput
 from zbsolve.cli import main
 from zbsolve.exec.backward.stage import Stage
@@ -142,7 +142,7 @@ def test_copies_and_clocks_are_part_of_what_is_measured() -> None:
     model = load("mlp-tiny")
     clocks = iter([1980, 1410] + [None] * 1000)
     bench = Bench(CPU, 0.3, 50_000, lambda: next(clocks))
-    timed, stages = time_layers(model, flow(model), [0, 1, 7], bench, torch.optim.SGD, lambda text: None)
+    timed, stages = time_layers(Measuring(model, flow(model), bench, [0, 1, 7]), torch.optim.SGD)
     assert timed.copies > 2
     assert len(timed.samples[1, "F"]) % timed.copies == 0
     assert len(timed.samples[1, "U"]) == 5

@@ -131,8 +131,8 @@ def _schedule(path: str, profile: Profile | None) -> Schedule:
 
     if is_named(path) and not Path(path).exists():
         raise BadInput(f"a name, not a file: solve --method {path},auto compares schedules by name")
-    foreign, kind = others_trace(path), document_kind(path)
-    if foreign is None and kind is None and path != "-":
+    run, kind = others_trace(path), document_kind(path)
+    if run is None and kind is None and path != "-":
         order = read_order(path)
         if profile is None:
             raise BadInput("it says no times: add --profile profile.json")
@@ -140,10 +140,8 @@ def _schedule(path: str, profile: Profile | None) -> Schedule:
         if imported.violations:
             raise BadInput(imported.told()[0])
         return certified(imported.schedule, imported.solver)
-    if foreign is not None:
-        schedule = foreign.planned()
-    else:
-        schedule = Trace.load(path).planned() if kind == "trace" else load_unrolled(path)
+    run = Trace.load(path) if kind == "trace" else run
+    schedule = load_unrolled(path) if run is None else run.planned()
     if profile is None:
         return proven(schedule)
     tell_other_model(schedule, profile, "compare")

@@ -133,6 +133,26 @@ class Moves:
     breadth: int = 1
 
 
+@dataclass(frozen=True)
+class OfRun:
+    """What a measured run of a step with the feature says of a profile. problem: the run's; base: the profile that says
+    what its problem does not, or None.
+
+    lacks: (problem, base) → what is missing, so that the run says nothing of layers; or "".
+    layers: (base, problem) → the profile of what ran as stages.
+    timed: (that profile with the run's times, base, kind of pass → its median µs, problem) → it with the feature's costs.
+    """
+
+    lacks: Callable[[Problem, Any], str] = lambda problem, base: ""
+    layers: Callable[[Any, Problem], Any] = lambda base, problem: base
+    timed: Callable[[Any, Any, Callable[[str], float], Problem], Any] = lambda profile, base, us, problem: profile
+
+
+def needs_base(ran: Callable[[Problem], bool], what: str, says: str) -> Callable[[Problem, Any], str]:
+    """`OfRun.lacks` of a feature whose run needs a base profile, which `says` what it lacks. ran: did the feature run?"""
+    return lambda problem, base: f"{what}: a base profile is needed, which says {says}" * (base is None and ran(problem))
+
+
 class Apart(NamedTuple):
     """Two conditions (see `table.CONDITIONS`) that exclude each other, and why."""
 
@@ -160,6 +180,7 @@ class Feature:
     doubt: profile → a line on what is doubtful in the feature's costs there; or "".
     beside: field of another feature → its value beside the simplest values of this one's fields.
     usual: 1F1B, with which other schedules are compared, is of a step with it too.
+    of_run: what a measured run says of its costs.
     """
 
     name: str
@@ -176,6 +197,7 @@ class Feature:
     doubt: Callable[[Any], str] = lambda profile: ""
     beside: Mapping[str, Any] = field(default_factory=dict)
     usual: bool = True
+    of_run: OfRun = OfRun()
 
     def closed(self, step: Any) -> Mapping[str, Any]:
         """The simplest values of its fields that a step leaves open, and what others have beside these; by name."""

@@ -9,7 +9,7 @@ from ..kinds import LINKS as NAME
 from ..layer import NO_LINK
 from ..placement import RANK
 from ..problem import Problem
-from .feature import Apart, Feature
+from .feature import Apart, Feature, OfRun, needs_base
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
@@ -34,6 +34,7 @@ SITES, BOTH = "a link between sites", "messages occupy their links or their send
 LINKS = Feature(
     NAME,
     build=_build,
+    of_run=OfRun(needs_base(lambda problem: problem.has(NAME), "its messages share links", "what each takes of them")),
     holds={
         SENDER: lambda seen: seen.profile is not None and seen.profile.link.blocking,
         SHARE: lambda seen: seen.profile is not None and bool(seen.profile.link.shared),

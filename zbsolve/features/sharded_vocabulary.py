@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..partition.stage_memory import NONE, Common
 from ..problem import Problem
 from ..util.errors import BadInput
 from ..util.text import times_note
-from .feature import AUTO, Apart, Choices, Feature, Field, Named, is_auto
+from .feature import AUTO, Apart, Choices, Feature, Field, Named, OfRun, is_auto, needs_base
 
 LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS = "last", "redistribute", "sharded", "two-barriers"
 VOCABULARIES = (LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS)
@@ -87,6 +88,26 @@ def vocabularies(step: Any) -> list[Named]:
     return steps
 
 
+def _with_times(profile: Any, base: Any, us: Callable[[str], float], problem: Problem) -> Any:
+    """`profile`, a run's result for the rests of the layers, with the rest of `base`: the run's S and T go into the row for
+    its number of ranks. All that did not run (whole end layers, collectives, other numbers of ranks) is not changed."""
+    if not (barriers := barriers_of(problem)):
+        return profile
+    costs, ranks, part = base.vocabulary, problem.ranks, "one" if barriers == 1 else "two"
+    row = costs.shard(ranks)
+    row = replace(row, **{part: replace(getattr(row, part), S=us("S"), T=us("T"))})
+    rows = {shard.ranks: shard for shard in costs.shards} | {ranks: row}
+    rests = {costs.output: "output_rest"} | ({} if costs.embedding is None else {costs.embedding: "embedding_rest"})
+    changed: dict[str, Any] = {name: profile.layers[i] for i, name in rests.items()}
+    changed |= {"source": costs.source if profile.source == base.source else profile.source}
+    return replace(
+        profile,
+        layers=tuple(base.layers[i] if i in rests else layer for i, layer in enumerate(profile.layers)),
+        tied=base.tied,
+        vocabulary=replace(costs, shards=tuple(rows[count] for count in sorted(rows)), **changed),
+    )
+
+
 VOCABULARY = Feature(
     NAME,
     (
@@ -108,6 +129,11 @@ VOCABULARY = Feature(
     usual=False,
     partition=lambda step: LAST_PARTITION if step.vocabulary == LAST else "",
     choices=Choices(("vocabulary",), vocabularies, compared=True),
+    of_run=OfRun(
+        needs_base(lambda problem: bool(barriers_of(problem)), "its vocabulary is sharded", "what is left of the layers"),
+        lambda base, problem: without_vocabulary(base) if barriers_of(problem) else base,
+        _with_times,
+    ),
     holds={
         "sharded vocabulary": lambda seen: is_auto(seen.step.vocabulary) or seen.step.vocabulary in BARRIERS,
         "a single rank": lambda seen: seen.step.ranks == 1 and not is_auto(seen.step.vocabulary),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..build.mixing import checked_room
-from ..build.sides import with_side_inputs
+from ..build.sides import rows_begun, with_side_inputs
 from ..layer import begun_stages
 from ..partition.stage_memory import side_inputs
 from ..problem import Problem
-from .feature import Apart, Feature
+from .feature import Apart, Feature, OfRun, needs_base
 from .links import SENDER, SHARE, SITES
 
 NAME = "side inputs"
@@ -28,10 +28,15 @@ def _build(problem: Problem, staged: Any) -> Problem:
     return whole if staged.profile.microbatch_factors else checked_room(whole)
 
 
+def _ran(problem: Problem) -> bool:
+    return bool(problem.edges.beside.any() or rows_begun(problem))
+
+
 NOT_YET = "all-to-all", "submeshes", SHARE, SITES  # (other features have such entries themselves)
 SIDES = Feature(
     NAME,
     build=_build,
+    of_run=OfRun(needs_base(_ran, "its step has side inputs", "what they are")),
     holds={NAME: lambda seen: seen.profile is not None and has_sides(seen.profile)},
     apart=(
         *(Apart(NAME, other, f"do not go with {other} yet") for other in NOT_YET),

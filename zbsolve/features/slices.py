@@ -23,7 +23,7 @@ from ..timeline import Floats
 from ..util.errors import Unfit
 from ..util.text import printable
 from .cuts import CHOICES, MAX_SLICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
-from .feature import DIVIDING, Apart, Feature, Field, is_auto
+from .feature import DIVIDING, Apart, Feature, Field, OfRun, is_auto
 from .sharded_vocabulary import BARRIERS
 from .vocabulary import ShardCosts, ShardPasses
 
@@ -290,6 +290,11 @@ def _farthest(profile: Any, groups: Sequence[tuple[str, list[Layer]]], kinds: Se
     return f"slices: {what} was timed up to {share:.0%} apart from the lines that its slices take times from: {ADVICE}"
 
 
+def _untimed(problem: Problem, base: Any) -> str:
+    whole = f"whose times are none of whole sequences: measure with zbsolve profile --slices {problem.slices}"
+    return f"its sequences ran in {problem.slices} slices, {whole}" if problem.slices > 1 else ""
+
+
 SLICES = Feature(
     "slices",
     (
@@ -311,6 +316,7 @@ SLICES = Feature(
     usual=False,
     choices=CHOICES,
     doubt=layer_errors_note,
+    of_run=OfRun(_untimed),
     holds={
         "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,
         "whole sequences": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number == 1,

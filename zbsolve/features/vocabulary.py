@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, log2
+from operator import attrgetter
 
 from ..build.vocabulary import BARRIERS, Vocabulary
 from ..layer import Layer, Link
@@ -73,11 +74,11 @@ class VocabularyCosts:
     def __post_init__(self) -> None:
         ranks = [row.ranks for row in self.shards]
         if not ranks or ranks != sorted(set(ranks)) or not 1 <= ranks[0] <= ranks[-1] <= self.size:
-            raise BadInput(f"vocabulary: shards are for {ranks} ranks: ascending numbers from 1 to {self.size} are needed")
+            raise BadInput(f"shards are for {ranks} ranks: ascending numbers from 1 to {self.size} are needed")
         if (self.embedding is None) != (self.embedding_rest is None):
-            raise BadInput("vocabulary: 'embedding' and 'embedding_rest' go together")
+            raise BadInput("'embedding' and 'embedding_rest' go together")
         if self.tied and self.embedding is None:
-            raise BadInput("vocabulary: tied: an embedding that shares the output's weight is sharded with it")
+            raise BadInput("tied: an embedding that shares the output's weight is sharded with it")
 
     def shard(self, ranks: int) -> ShardCosts:
         """The row for this number of ranks. If there is none, it is interpolated in 1/ranks between its neighbours, or
@@ -164,26 +165,17 @@ class VocabularyCosts:
         between = f"interpolated between {nearest[0].ranks} and {nearest[-1].ranks} ranks"
         scaled = between if below and above else f"scaled from {nearest[0].ranks} ranks"
 
-        def at(read: Callable[[ShardCosts], float]) -> float:
-            return _line(ranks, [(row.ranks, read(row)) for row in nearest])
+        def at(name: str) -> float:
+            return _line(ranks, [(row.ranks, attrgetter(name)(row)) for row in nearest])
 
-        first, second = _passes_at(at, lambda row: row.one), _passes_at(at, lambda row: row.two)
-        if not (below and above):  # work at the barrier depends on tokens, not on the shard's size
-            first, second = replace(first, merge=nearest[0].one.merge), replace(second, merge=nearest[0].two.merge)
-        return ShardCosts(
-            ranks,
-            first,
-            second,
-            self.parameter_bytes(ranks),
-            at(lambda row: row.lookup),
-            scaled=scaled,
-            frozen_bytes=self.frozen_bytes(ranks),
-        )
+        def passes(of: str) -> ShardPasses:
+            S, T, held, transient, merge = (at(f"{of}.{name}") for name in ("S", "T", "held", "transient", "merge"))
+            if not (below and above):  # work at the barrier depends on tokens, not on the shard's size
+                merge = getattr(nearest[0], of).merge
+            return ShardPasses(S, T, ceil(held), ceil(transient), merge)
 
-
-def _passes_at(at: Callable[[Callable[[ShardCosts], float]], float], of: Callable[[ShardCosts], ShardPasses]) -> ShardPasses:
-    values = {field.name: at(lambda row, name=field.name: getattr(of(row), name)) for field in fields(ShardPasses)}  # type: ignore[misc]
-    return ShardPasses(values["S"], values["T"], ceil(values["held"]), ceil(values["transient"]), values["merge"])
+        own, frozen = self.parameter_bytes(ranks), self.frozen_bytes(ranks)
+        return ShardCosts(ranks, passes("one"), passes("two"), own, at("lookup"), scaled=scaled, frozen_bytes=frozen)
 
 
 def _line(ranks: int, rows: Sequence[tuple[int, float]]) -> float:

@@ -105,14 +105,12 @@ def _module(engine: Target) -> Any:
 
 def _made(schedule: Schedule, engine: Target, options: Options, module: Any) -> Export:
     """The export by the target's module, or of another order or plan in its place. Raises as `export`."""
-    from .order import Refused, without_group_passes
+    from .order import Refused
 
     try:
         made: Export = module.write(schedule, options)
     except Refused as error:
-        if engine.has_plan and options.plan is not None:
-            return _other_plan(options.plan, engine, options, module, error)
-        return _other_order(without_group_passes(schedule), engine, options, module, error)
+        return _instead(schedule, engine, options, module, error)
     return _with_layers_note(made, schedule, engine)
 
 
@@ -128,37 +126,32 @@ def _with_layers_note(made: Export, schedule: Schedule, engine: Target) -> Expor
     return replace(made, notes=(*made.notes, note))
 
 
-def _other_plan(plan: Choice, engine: Target, options: Options, module: Any, error: BadInput) -> Export:
-    """With `or_best`, the export of the best plan that the engine can run. Otherwise raises BadInput with its cost."""
-    from .alternatives import best_planned, cost_of_step
+def _instead(schedule: Schedule, engine: Target, options: Options, module: Any, error: BadInput) -> Export:
+    """With `or_best`, the export of the best plan or order that the engine can run. Otherwise raises BadInput with its
+    cost."""
+    from .alternatives import best_order, best_planned, cost_of_step, why_none
+    from .order import without_group_passes
 
-    choice = best_planned(plan, engine.name)
-    if choice is None:
-        raise BadInput(f"{error}; no plan of its space was found that {engine.engine} can run") from None
-    cost = f"the best plan found that it can run, {choice.best.layout.title}, {cost_of_step(choice.best.value, plan)}"
+    if engine.has_plan and options.plan is not None:
+        choice = best_planned(options.plan, engine.name)
+        if choice is None:
+            raise BadInput(f"{error}; no plan of its space was found that {engine.engine} can run") from None
+        title, other, what = choice.best.layout.title, choice.best.schedule, "another plan is written"
+        cost = f"the best plan found that it can run, {title}, {cost_of_step(choice.best.value, options.plan)}"
+        options = replace(options, plan=choice)
+    else:
+        own, orders = without_group_passes(schedule), getattr(module, "orders", None)
+        best = best_order(own, engine, orders, getattr(module, "step_time", None))
+        if best is None:
+            why = why_none(own, engine, orders)
+            raise BadInput(f"{error}; no order was found that {engine.engine} can run on this problem{why}") from None
+        title, other, what = best.title, best.schedule, "another order is written than the schedule's"
+        cost = f"the best order found that it can run, {title}, {best.cost(own, engine.engine)}"
     if not options.or_best:
         raise BadInput(f"{error}; {cost}: --or-best writes it") from None
-    made: Export = module.write(choice.best.schedule, replace(options, plan=choice))
-    notes = (f"another plan is written. {error}", cost, *made.notes)
-    return replace(made, notes=notes, facts={**made.facts, "instead": choice.best.layout.title})
-
-
-def _other_order(schedule: Schedule, engine: Target, options: Options, module: Any, error: BadInput) -> Export:
-    """With `or_best`, the export of the best order that the engine can run. Otherwise raises BadInput with its cost."""
-    from .alternatives import best_order, why_none
-
-    orders = getattr(module, "orders", None)
-    best = best_order(schedule, engine, orders, getattr(module, "step_time", None))
-    if best is None:
-        why = why_none(schedule, engine, orders)
-        raise BadInput(f"{error}; no order was found that {engine.engine} can run on this problem{why}") from None
-    cost = f"the best order found that it can run, {best.title}, {best.cost(schedule, engine.engine)}"
-    if not options.or_best:
-        raise BadInput(f"{error}; {cost}: --or-best writes it") from None
-    made: Export = module.write(best.schedule, options)
-    notes = (f"another order is written than the schedule's. {error}", cost, *made.notes)
-    made = replace(made, notes=notes, facts={**made.facts, "instead": best.title})
-    return _with_layers_note(made, best.schedule, engine)
+    made: Export = module.write(other, options)
+    made = replace(made, notes=(f"{what}. {error}", cost, *made.notes), facts={**made.facts, "instead": title})
+    return _with_layers_note(made, other, engine)
 
 
 def layer_letters(problem: Problem, asked: str | None, engine: str) -> str:

@@ -11,8 +11,7 @@ import msgspec
 from ..features.cuts import without_kv_bytes
 from ..features.slices import negative_slice
 from ..features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
-from ..layer import MIN_BANDWIDTH, NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied
-from ..tables import Slowdown
+from ..layer import NO_LINK, Given, HostLink, Layer, Line, Link, SliceExtra, Tied
 from ..util.errors import BadInput, prefixed
 from ..util.files import AMOUNT, COUNT
 from ..util.text import parse_bytes, parse_rate, parse_time
@@ -60,12 +59,12 @@ def _form(kind: type, **own: tuple[Any, ...]) -> Any:
         columns.append((field.name, *own.get(field.name, usual)))
     form: Any = msgspec.defstruct(kind.__name__, columns, forbid_unknown_fields=True, frozen=True, kw_only=True)
     MADE_OF[form] = kind
-    IN_FILES.update({kind: form, kind | None: form | None, tuple[kind, ...]: list[form]})  # type: ignore[valid-type]
+    IN_FILES.update({kind: form, kind | None: form | None, tuple[kind, ...]: tuple[form, ...]})  # type: ignore[valid-type]
     return form
 
 
 _form(SliceExtra, number=(COUNT,))
-LayerForm = _form(
+LayerForm: Any = _form(
     Layer,
     name=(str | None, None),
     **dict.fromkeys(BACKWARD, (TIME | None, None)),
@@ -75,7 +74,7 @@ LinkForm = _form(Link, latency=(TIME, NO_LINK.latency), bytes_per_us=(TIME, NO_L
 
 
 # Only one bandwidth is needed.
-HostForm = _form(
+_form(
     HostLink,
     latency=(TIME, 0.0),
     **dict.fromkeys(("h2d", "d2h_both", "h2d_both"), (TIME | None, None)),
@@ -84,7 +83,7 @@ HostForm = _form(
 )
 _form(ShardPasses, held=(SIZE, 0))
 _form(ShardCosts, ranks=(COUNT,), parameter_bytes=(SIZE, 0), scaled=(Literal[""], ""))
-VocabularyForm = _form(
+_form(
     VocabularyCosts,
     source=(str, "given"),
     size=(COUNT,),
@@ -94,27 +93,24 @@ VocabularyForm = _form(
 )
 
 
-class ProfileForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A profile in a file. Unknown fields are refused, since a misspelt one would count as left out."""
-
-    source: str = "given"
-    model: str = "unnamed"
-    layers: Annotated[list[LayerForm], msgspec.Meta(min_length=1)]  # type: ignore[valid-type]
-    link: LinkForm = LinkForm()  # type: ignore[valid-type]
-    states: AMOUNT | None = None
-    capacity: SIZE | None = None
-    facts: dict[str, Any] = {}
-    samples: dict[str, list[Sample]] = {}
-    rank_factors: list[Factor] = []
-    tied: list[tuple[SIZE, list[COUNT]]] = []
-    shard_link: LinkForm | None = None  # type: ignore[valid-type]
-    site_link: LinkForm | None = None  # type: ignore[valid-type]
-    host: HostForm | None = None  # type: ignore[valid-type]
-    microbatch_factors: list[Factor] = []
-    vocabulary: VocabularyForm | None = None  # type: ignore[valid-type]
-    gradients: AMOUNT = 1.0
-    slowdowns: list[Slowdown] = []
-    roles: list[LayerForm] = []  # type: ignore[valid-type]
+def profile_form(kind: type) -> Any:
+    """The form of a profile (`kind`). Unknown fields are refused, since a misspelt one would count as left out."""
+    factors = (tuple[Factor, ...], ())
+    return _form(
+        kind,
+        source=(str, "given"),
+        model=(str, "unnamed"),
+        layers=(Annotated[tuple[LayerForm, ...], msgspec.Meta(min_length=1)],),
+        link=(LinkForm, LinkForm()),
+        states=(AMOUNT | None, None),
+        capacity=(SIZE | None, None),
+        facts=(dict[str, Any], {}),
+        samples=(dict[str, list[Sample]], {}),
+        rank_factors=factors,
+        microbatch_factors=factors,
+        tied=(tuple[tuple[SIZE, tuple[COUNT, ...]], ...], ()),
+        gradients=(AMOUNT, 1.0),
+    )
 
 
 def layer_from(form: Any, where: str, index: int = 0) -> Layer:
@@ -126,7 +122,7 @@ def layer_from(form: Any, where: str, index: int = 0) -> Layer:
 
         return tuple(Given(row.name, size(row, "bytes"), row.gradient, size(row, "kept")) for row in rows)
 
-    return complete(_fields(form, Layer, where, gives=gives), index, where)
+    return complete(fields_from(form, Layer, where, gives=gives), index, where)
 
 
 def complete(costs: dict[str, Any], index: int, where: str) -> Layer:
@@ -166,74 +162,62 @@ def check_some_time(layers: Sequence[Layer], where: str) -> None:
             raise BadInput(f"{where}: fields {', '.join(map(repr, kinds))} of all layers are 0: nothing takes time")
 
 
-def link_from(form: Any, where: str, name: str = "link") -> Link:
-    """The link in field `name`. Raises BadInput naming `where` and the field."""
-    fields = _fields(form, Link, f"{where}: {name}")
-    if fields["bytes_per_us"] < MIN_BANDWIDTH:
-        raise BadInput(f"{where}: {name}: field 'bytes_per_us' is {fields['bytes_per_us']:g}")
-    with prefixed(f"{where}: {name}"):
-        return Link(**fields)
-
-
 def host_from(form: Any, where: str) -> HostLink | None:
     """The link to host memory, if there is one. Missing rates are those of the other direction, or of one direction alone.
-    Raises BadInput naming `where` and the field."""
+    Raises BadInput naming the field."""
     if form is None:
         return None
-    costs = _fields(form, HostLink, f"{where}: host")
+    costs = fields_from(form, HostLink, where)
     for name, usual in (("h2d", "d2h"), ("d2h_both", "d2h"), ("h2d_both", "h2d")):
         costs[name] = costs[usual] if costs[name] is None else costs[name]
-    with prefixed(where):
-        return HostLink(**costs)
+    return HostLink(**costs)
 
 
-def vocabulary_from(form: Any, layers: int, where: str) -> VocabularyCosts | None:
-    """The costs of a sharded vocabulary, if they are given. Raises BadInput naming `where` and the field."""
-    if form is None:
-        return None
-    costs = _fields(form, VocabularyCosts, f"{where}: vocabulary")
-    with prefixed(where):
-        vocabulary = VocabularyCosts(**costs)
-        vocabulary.check(layers)
-    return vocabulary
+def vocabulary_from(layers: int, form: Any, where: str) -> VocabularyCosts | None:
+    """The costs of a sharded vocabulary of so many layers, if they are given. Raises BadInput naming the field."""
+    if form is not None:
+        (costs := made_from(form, where)).check(layers)
+        return costs
+    return None
 
 
-def _fields(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any]) -> dict[str, Any]:
+def fields_from(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any]) -> dict[str, Any]:
     """A form's fields as those of a dataclass, with text parsed as a time, bytes or a rate, and forms as what they are of.
-    inner: functions that read further fields."""
+    inner: functions that read further fields. Raises BadInput naming `where` and the field."""
     values, hints = {}, get_type_hints(kind)
     for name, value in msgspec.structs.asdict(form).items():
         at = f"{where}: {name}"
         if name in inner:
             values[name] = inner[name](value, at)
         elif type(value) in MADE_OF:
-            values[name] = _made(value, at)
-        elif isinstance(value, list) and value and type(value[0]) in MADE_OF:
-            values[name] = tuple(_made(row, f"{at}[{i}]") for i, row in enumerate(value))
+            values[name] = made_from(value, at)
+        elif isinstance(value, tuple) and value and type(value[0]) in MADE_OF:
+            values[name] = tuple(made_from(row, f"{at}[{i}]", i) for i, row in enumerate(value))
         else:
             values[name] = read(value, "rate" if name in RATES else hints[name], f"{where}: field '{name}'")
     return values
 
 
-def _made(form: Any, where: str) -> Any:
+def made_from(form: Any, where: str, index: int = 0) -> Any:
+    """What a form is of. index: its number among several. Raises BadInput naming `where` and the field."""
     kind = MADE_OF[type(form)]
     if kind is Layer:
-        return layer_from(form, where)
+        return layer_from(form, where, index)
     with prefixed(where):
-        return kind(**_fields(form, kind, where))
+        return kind(**fields_from(form, kind, where))
 
 
-def tied_from(form: Sequence[tuple[Any, list[int]]], layers: Sequence[Layer], where: str) -> Tied:
+def tied_from(form: Sequence[tuple[Any, tuple[int, ...]]], layers: Sequence[Layer], where: str) -> Tied:
     """Parameters that layers share. Raises BadInput naming `where`, also if a layer shares more bytes than it has."""
     where, shared = f"{where}: field 'tied'", [0] * len(layers)
     for size, group in form:
         if len({*group}) < 2 or max(group) >= len(layers):
-            raise BadInput(f"{where} must list [bytes, [layers that hold them]], not {[size, group]}")
+            raise BadInput(f"{where} must list [bytes, [layers that hold them]], not {[size, [*group]]}")
         for i in {*group}:
             shared[i] += read(size, int, where)
             if shared[i] > layers[i].parameter_bytes:
                 raise BadInput(f"{where}: layer {i} shares {shared[i]} bytes, and has {layers[i].parameter_bytes}")
-    return tuple((read(size, int, where), tuple(group)) for size, group in form)
+    return tuple((read(size, int, where), group) for size, group in form)
 
 
 def states_from(form: float | None, layers: Sequence[Layer], where: str) -> float:

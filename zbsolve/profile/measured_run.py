@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..build.sides import rows_begun
-from ..build.vocabulary import barriers_of
 from ..features.lengths import MESSAGES_ALIKE
-from ..features.sharded_vocabulary import without_vocabulary
+from ..features.table import FEATURES
 from ..kinds import LINKS as SHARED
 from ..layer import Layer, Link, layer_ranges
 from ..problem import Problem
@@ -39,24 +37,20 @@ def from_trace(trace: Trace, base: Profile | None = None) -> Profile:
     Times of kinds that did not run change in proportion to related ones (BW with B and W, X with F). Message times are
     scaled by those for which an idle rank waited. If the problem's microbatches differ, those of the median step get factors
     (`factors_of`), and times and samples are those of a microbatch with factor 1. Slow-downs of passes by each other (in the
-    base or the problem) are removed from the times, and kept in `slowdowns`. With a sharded vocabulary, S and T of its ranks
-    and the rests of the first and last layer are measured (see `with_shards`). Raises BadInput, also for sequences that ran
-    in slices: their times say nothing about whole sequences.
+    base or the problem) are removed from the times, and kept in `slowdowns`. What features make of their own passes is in
+    `Feature.of_run`. Raises BadInput, also where a feature's run says nothing of layers.
     """
-    if trace.problem.slices > 1:
-        raise BadInput(
-            f"trace: its sequences ran in {trace.problem.slices} slices, whose times are none of whole sequences: measure "
-            f"with zbsolve profile --slices {trace.problem.slices}"
-        )
-    if base is None and trace.problem.has(SHARED):
-        raise BadInput("trace: its messages share links: a base profile is needed, which says what each takes of them")
+    problem, layers = trace.problem, base
+    for feature in FEATURES:
+        if why := feature.of_run.lacks(problem, base):
+            raise BadInput(f"trace: {why}")
+        layers = feature.of_run.layers(layers, problem)
     if base is not None and base.slowdowns:
-        trace = replace(trace, problem=replace(trace.problem, slowdowns=base.slowdowns))
-    if barriers_of(trace.problem) == 0:
-        return _of_layers(trace, base)
-    if base is None:
-        raise BadInput("trace: its vocabulary is sharded: a base profile is needed, which says what is left of the layers")
-    return with_shards(_of_layers(trace, without_vocabulary(base)), trace, base)
+        trace = replace(trace, problem=replace(problem, slowdowns=base.slowdowns))
+    profile = ran = _of_layers(trace, layers)
+    for feature in FEATURES:
+        profile = feature.of_run.timed(profile, base, lambda kind: _median(ran, trace, kind), problem)
+    return profile
 
 
 def _of_layers(trace: Trace, base: Profile | None) -> Profile:
@@ -158,8 +152,6 @@ def _groups(problem: Problem) -> list[_Group]:
 def _layers(problem: Problem, base: Profile | None, groups: list[_Group]) -> tuple[Layer, ...]:
     """The base's layers; without a base, layers that share their stage's predicted times evenly."""
     stages = problem.model_stages
-    if base is None and (problem.edges.beside.any() or rows_begun(problem)):
-        raise BadInput("trace: its step has side inputs: a base profile is needed, which says what they are")
     if len(problem.layers) != stages or min(problem.layers) < 1:
         raise BadInput("trace: its problem does not say how many layers each stage holds (field 'layers')")
     if base is not None:
@@ -268,30 +260,8 @@ def heard_messages(trace: Trace) -> dict[int, Floats]:
     return {row: np.array(us) for row, us in delays.items()}
 
 
-def with_shards(profile: Profile, trace: Trace, base: Profile) -> Profile:
-    """Put `profile`, a run's result for the rests of the layers, into `base`: the run's S and T go into the row for its
-    number of ranks. All that did not run (whole end layers, collectives, other numbers of ranks) is not changed."""
-    costs, barriers, ranks = base.vocabulary, barriers_of(trace.problem), trace.problem.ranks
-    assert costs is not None
-    row, (S, T) = costs.shard(ranks), (_shard_us(profile, trace, kind) for kind in ("S", "T"))
-    row = replace(row, one=replace(row.one, S=S, T=T)) if barriers == 1 else replace(row, two=replace(row.two, S=S, T=T))
-    rows = {shard.ranks: shard for shard in costs.shards} | {ranks: row}
-    rests = {costs.output: "output_rest"} | ({} if costs.embedding is None else {costs.embedding: "embedding_rest"})
-    return replace(
-        profile,
-        layers=tuple(base.layers[i] if i in rests else layer for i, layer in enumerate(profile.layers)),
-        tied=base.tied,
-        vocabulary=replace(
-            costs,
-            source=costs.source if profile.source == base.source else profile.source,
-            shards=tuple(rows[count] for count in sorted(rows)),
-            **{name: profile.layers[i] for i, name in rests.items()},  # type: ignore[arg-type]
-        ),
-    )
-
-
-def _shard_us(profile: Profile, trace: Trace, kind: str) -> float:
-    """The median of a shard's pass, µs, for a rank and a microbatch with factor 1."""
+def _median(profile: Profile, trace: Trace, kind: str) -> float:
+    """The median of a kind of pass, µs, for a rank and a microbatch with factor 1. profile: the run's, for factors."""
     p, rows = trace.problem.passes, trace.problem.rows(kind)
     each = lengths_of(trace).each if profile.microbatch_factors else np.ones((len(trace.steps), trace.problem.microbatches))
     weights = each[:, p.microbatch[rows]]

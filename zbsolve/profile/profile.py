@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -16,17 +17,7 @@ from ..step import Step
 from ..tables import Slowdown
 from ..util.errors import BadInput, prefixed
 from ..util.files import checked, read_part_of, write_document
-from .form import (
-    ProfileForm,
-    check_some_time,
-    host_from,
-    layer_from,
-    link_from,
-    read,
-    states_from,
-    tied_from,
-    vocabulary_from,
-)
+from .form import check_some_time, fields_from, host_from, profile_form, states_from, tied_from, vocabulary_from
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST = COLLECTIVES = (
     "all_reduce",
@@ -64,8 +55,9 @@ def collective_rows(profile: Profile, where: str) -> list[CollectiveRow]:
 ROLES = 3  # of stages: the first, those in the middle, the last
 PLACED = ("microbatches", "placement", "memory", "objective", "layers", "fused")  # positional, after ranks
 OF_LAYERS = [field.name for field in fields(Layer)]
-# Fields of layers that are left out of files where they are empty, so that older versions read these files.
-NEWER = OF_LAYERS[OF_LAYERS.index("message") :]
+# Fields that are left out of files where they are empty, so that older versions read these files.
+NEWER = {*OF_LAYERS[OF_LAYERS.index("message") :], "blocking", "shared", "frozen_bytes", "shard_link", "site_link", "host"}
+NEWER |= {"microbatch_factors", "vocabulary", "slowdowns", "roles"}
 
 
 @dataclass(frozen=True)
@@ -159,26 +151,9 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """The fields of a profile file."""
-        body = asdict(self)
-        costs = body["vocabulary"] or {}
-        rests = (costs.get("output_rest"), costs.get("embedding_rest"))
-        for layer in (*body["layers"], *body["roles"], *(rest for rest in rests if rest is not None)):
-            for name in NEWER:
-                if not layer[name]:
-                    del layer[name]
-        for name in ("link", "shard_link", "site_link"):
-            for field in ("blocking", "shared"):
-                if body[name] and not body[name][field]:
-                    del body[name][field]
-        for shard in costs.get("shards", ()):
-            if not shard["frozen_bytes"]:
-                del shard["frozen_bytes"]
-        for name in ("shard_link", "site_link", "host", "microbatch_factors", "vocabulary", "slowdowns", "roles"):
-            if not body[name]:
-                del body[name]
-        if self.gradients == 1:
-            del body["gradients"]
-        return body
+        body = {name: value for name, value in asdict(self).items() if name != "gradients" or value != 1}
+        parts = {name: for_older(value) for name, value in body.items() if name not in ("facts", "samples")}
+        return {name: parts.get(name, value) for name, value in body.items() if value or name not in NEWER}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -188,31 +163,23 @@ class Profile:
     @classmethod
     def from_json(cls, body: Any, where: str = "profile") -> Profile:
         """The profile that `save` wrote, or that a user typed. Raises BadInput naming `where` and the field."""
-        form = checked(body, ProfileForm, where)
-        layers = tuple(layer_from(row, f"{where}: layers[{i}]", i) for i, row in enumerate(form.layers))
-        check_some_time(layers, where)
-        if form.source not in ("measured", "given") and not form.source.startswith(("estimated: ", "given, ")):
-            raise BadInput(f"{where}: field 'source' is '{form.source}', neither 'measured', 'given' nor 'estimated: …'")
-        values = (
-            form.source,
-            form.model,
-            layers,
-            link_from(form.link, where),
-            states_from(form.states, layers, where),
-            read(form.capacity, int, f"{where}: field 'capacity'"),
-            form.facts,
-            form.samples,
-            tuple(form.rank_factors),
-            tied_from(form.tied, layers, where),
-            None if form.shard_link is None else link_from(form.shard_link, where, "shard_link"),
-            host_from(form.host, where),
-            tuple(form.microbatch_factors),
-            vocabulary_from(form.vocabulary, len(layers), where),
-            form.gradients,
-            None if form.site_link is None else link_from(form.site_link, where, "site_link"),
-            tuple(form.slowdowns),
-            tuple(layer_from(row, f"{where}: roles[{i}]", i) for i, row in enumerate(form.roles)),
-        )
+        form = checked(body, FORM, where)
         with prefixed(where):
+            values = fields_from(form, cls, where, host=host_from, vocabulary=partial(vocabulary_from, len(form.layers)))
+            layers, source = values["layers"], form.source
+            values |= {"states": states_from(form.states, layers, where), "tied": tied_from(form.tied, layers, where)}
+            check_some_time(layers, where)
+            if source not in ("measured", "given") and not source.startswith(("estimated: ", "given, ")):
+                raise BadInput(f"field 'source' is '{source}', neither 'measured', 'given' nor 'estimated: …'")
             side_values([layer.names for layer in layers])
-            return cls(*values)
+            return cls(**values)
+
+
+FORM = profile_form(Profile)
+
+
+def for_older(value: Any) -> Any:
+    """A part of a profile's file without its empty fields of `NEWER`."""
+    if isinstance(value, dict):
+        return {name: for_older(inner) for name, inner in value.items() if inner or name not in NEWER}
+    return [for_older(inner) for inner in value] if type(value) in (list, tuple) else value
