@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from zbsolve.planner import CLUSTERS, Layout, shape_by_name
+from zbsolve.planner.candidate import unsolved
+from zbsolve.planner.layout import LOOP, SHARDED
+from zbsolve.planner.searches import EFFORT_PER_PASS
 from zbsolve.search import finder
 from zbsolve.search.certify import work_bound
 from zbsolve.search.finder import _in_turns, find, search_of
 from zbsolve.search.solver import search
-from zbsolve.search.sources import AHEAD, FIRST, LAST, TURNS, Source, arms_of
-from zbsolve.search.state import State
+from zbsolve.search.sources import AHEAD, FIRST, LAST, MANY_PASSES, PACED, POOR, TURNS, Source, arms_of
+from zbsolve.search.state import BLOCK_SOLVER, State
 from zbsolve.util.clock import Clock
 from zbsolve.verifier import verify
 
@@ -75,6 +79,21 @@ def test_sources_have_their_time_in_order_and_turns_by_what_they_used() -> None:
         pass
     assert taken == ["a", "b", "a", "a", "a", "b", "a", "a"]
     assert len(list(arms_of(rows, search_of(state_of(1.0, without="late"), 0)))) == 1
+
+
+def test_a_short_search_of_many_passes_needs_no_paced_blocks_where_blocks_are_good() -> None:
+    """A layout whose sharded vocabulary has collectives, which take memory on streams of their own."""
+    layout = Layout(8, 1, 8, 3, LOOP, 1, 64, zero=1, vocabulary=SHARDED)
+    problem = next(unsolved(shape_by_name("gpt-18.4b"), layout, CLUSTERS["a100"], 64 << 30)).problem
+    state = State(problem, Clock(60.0, EFFORT_PER_PASS * len(problem.passes)), work_bound(problem))
+    ours = search_of(state, 0)
+    for _ in chain.from_iterable(arms_of(FIRST[: FIRST.index(PACED)], ours)):
+        pass
+    assert len(problem.passes) > MANY_PASSES
+    assert state.solver == BLOCK_SOLVER
+    assert state.value < POOR * state.bound.value
+    assert state.clock.used < 0.25 * state.clock.total
+    assert not any(True for arm in PACED.arms(ours) for _ in arm)
 
 
 def test_the_whole_search_ends_where_its_clock_does() -> None:

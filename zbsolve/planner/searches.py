@@ -256,12 +256,10 @@ def _first_search(race: SpaceRace) -> Task | None:
         open_ones = [row for row in race.poor if race.bounds.step[row] < race.value]
         poor = min(open_ones, key=lambda row: race.poor[row], default=None)
         fused = poor is not None and (row is None or race.poor[poor] < steps[row])
-        if fused:
-            assert poor is not None
-            row = poor
-            del race.poor[row]
+        row = poor if fused else row
         if row is None:
             return None
+        race.poor.pop(row, None)  # of those that were searched, only `poor` can be it
         if (task := _first_of(race, row, fused)) is not None:
             return task
 

@@ -42,6 +42,7 @@ SERIAL_SOLVER = "serial generation"
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
 POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
+BLOCKS_SHARE = 0.1  # of the time: building blocks before paced ones, for each share of the memory
 PACED_ROUNDS_SHARE, MAX_PACED_ROUNDS = 0.3, 2000  # of the time: annealing paced blocks; moves for each period at most
 # Above MANY_PASSES named orders come before policies, and for a part of the time their starts are decoded by these rules.
 MANY_PASSES, TIMES_SHARE = 4_000, 0.25
@@ -86,11 +87,6 @@ class Search:
     def careful(self) -> bool:
         """Whether the list scheduler would leave too much memory free, since it plans for all streams."""
         return held_by_others(self.problem)
-
-    @property
-    def large(self) -> bool:
-        """Whether there are so many passes that tabu search is left out of TURNS."""
-        return len(self.problem.passes) > LARGE_PASSES
 
     @cached_property
     def rooms(self) -> list[float]:
@@ -138,10 +134,9 @@ def _listed(search: Search) -> Arm:
 
 def _one_by_one(state: State) -> Arm:
     """If there is no schedule yet: one microbatch after the other, which is very long but needs the least memory."""
-    if state.schedule is not None:
-        return
-    state.clock.spend(len(state.problem.passes) * SECONDS_PER_SERIAL_PASS)
-    yield from _offered(state, [one_after_another(state.problem)], SERIAL_SOLVER)
+    if state.schedule is None:
+        state.clock.spend(len(state.problem.passes) * SECONDS_PER_SERIAL_PASS)
+        yield from _offered(state, [one_after_another(state.problem)], SERIAL_SOLVER)
 
 
 def _policies(search: Search) -> Arm:
@@ -185,25 +180,33 @@ def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
         state.offer(to_schedule(state.problem, g, best.order), BLOCK_SOLVER)
 
 
+def _near(state: State) -> bool:
+    return state.lean is not None and state.lean_value <= POOR * state.bound.value
+
+
 def _paced(search: Search) -> Arm:
     """Blocks on all streams, if the best schedule so far is poor: a few at least, and more for a part of the time."""
     state, problem, clock = search.state, search.problem, search.clock
-    if state.lean is not None and (search.careful or state.lean_value <= POOR * state.bound.value):
+    if _near(state) or (state.lean is not None and search.careful):
         return
     lanes = len(problem.passes) // max(1, problem.microbatches)
     rounds = min(MAX_PACED_ROUNDS, int(PACED_ROUNDS_SHARE * clock.left / annealing_seconds(lanes)))
     clock.spend(rounds * annealing_seconds(lanes) + lanes * SECONDS_PER_PACED_LANE)
     share = clock.part(PACED_SHARE)
-
-    def best() -> float:
-        return inf if state.lean is None else state.lean_value
-
-    for tries, schedule in enumerate(paced_schedules(problem, best, rounds), 1):
+    schedules = paced_schedules(problem, lambda: inf if state.lean is None else state.lean_value, rounds)
+    for tries, schedule in enumerate(schedules, 1):
         clock.spend(len(problem.passes) * SECONDS_PER_PACED_PASS)
         state.offer(schedule, PACED_SOLVER)
         yield
         if state.settled or (share.over and tries >= PACED_TRIES):
             return
+
+
+def _blocks_at_once(search: Search) -> list[Arm]:
+    """For a step of many passes, whose paced blocks and serial orders take longer than all of a short search."""
+    if not search.pools or len(search.problem.passes) <= MANY_PASSES or _near(search.state):
+        return []
+    return [_blocks(search, room, BLOCKS_SHARE * search.clock.left) for room in search.rooms]
 
 
 def _serial(state: State) -> Arm:
@@ -258,23 +261,22 @@ def _annealed(search: Search) -> Arm:
         yield
 
 
-def _blocks(search: Search, room: float) -> Arm:
+def _blocks(search: Search, room: float, seconds: float) -> Arm:
     state = search.state
-    others = (state.problem, state.clock, search.seconds, search.seed, state.target, lambda: state.leads, room)
+    others = (state.problem, state.clock, seconds, search.seed, state.target, lambda: state.leads, room)
     yield from _offered(state, block_schedules(*others), BLOCK_SOLVER)
 
 
 def _moves_in_turn(search: Search) -> list[Arm]:
     """Tabu search in turn with the others. On a large step blocks gain more in the time, so moves come in LAST alone."""
-    if search.large or search.state.schedule is None:
+    if len(search.problem.passes) > LARGE_PASSES or search.state.schedule is None:
         return []
     share = search.clock.share(search.seconds)
     return [takewhile(lambda _: not share.over, search.moves)]
 
 
 def _repeated_arms(search: Search) -> list[Arm]:
-    seconds = search.seconds / (1 + search.turns)
-    return [repeated(search.state, search.few, seconds, search.small)] if search.few else []
+    return [repeated(search.state, search.few, search.seconds / (1 + search.turns), search.small)] if search.few else []
 
 
 # --- The rest of the time ---
@@ -282,8 +284,7 @@ def _repeated_arms(search: Search) -> list[Arm]:
 
 def _moved(state: State, seed: int) -> Arm:
     """Moves along critical paths of the best schedule and of others."""
-    first = state.schedule
-    if first is None:
+    if (first := state.schedule) is None:
         return
     schedules = better_orders(lambda: state.schedule or first, state.starts, state.clock, seed, lambda: state.target)
     yield from _offered(state, schedules, TABU_SOLVER)
@@ -299,10 +300,11 @@ POLICIES = Source(
     late=lambda search: search.pools or len(search.problem.passes) > MANY_PASSES,
 )
 NAMED = Source("named orders", lambda search: [_named(search.state)])
+BLOCKS_AT_ONCE = Source("building blocks", _blocks_at_once)
 PACED = Source("paced blocks", lambda search: [_paced(search)] if search.pools else [])
 SERIAL = Source("serial generation", lambda search: [_serial(search.state)] if search.pools and not search.careful else [])
 ONE_BY_ONE = Source("one microbatch after the other", lambda search: [_one_by_one(search.state)], late=lambda search: True)
-FIRST = (GREEDY, POLICIES, NAMED, PACED, SERIAL, ONE_BY_ONE)
+FIRST = (GREEDY, POLICIES, NAMED, BLOCKS_AT_ONCE, PACED, SERIAL, ONE_BY_ONE)
 
 MAKESPAN = Source("the makespan, for the span", lambda search: [_of_makespan(search)])
 FEWER = Source("fewer microbatches", lambda search: [_extended(search)])
@@ -310,7 +312,7 @@ AHEAD = (MAKESPAN, FEWER)
 
 # Trying policies takes long on a large problem, so blocks come before them; but not with pools, which blocks do not count.
 ANNEALED = Source("annealed policies", _annealed_arms, late=lambda search: not search.problem.pools)
-BLOCKS = Source("building blocks", lambda search: [_blocks(search, room) for room in search.rooms])
+BLOCKS = Source("building blocks", lambda search: [_blocks(search, room, search.seconds) for room in search.rooms])
 MOVES = Source("tabu search", _moves_in_turn)
 FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
 TURNS = (ANNEALED, BLOCKS, MOVES, FEWER_ON)
