@@ -46,7 +46,7 @@ _known: WeakKeyDictionary[Problem, Beside] = WeakKeyDictionary()
 
 
 def held_beside(problem: Problem) -> Beside:
-    """What side streams hold, kept while the problem lives. It is about schedules whose lanes run in table order."""
+    """What side streams hold, kept while the problem lives. It is about schedules whose lanes run by number."""
     if problem not in _known:
         _known[problem] = _held_beside(problem)
     return _known[problem]
