@@ -154,9 +154,7 @@ def _opened(path: str) -> tuple[Schedule | Trace, str]:
     if kind == "trace":
         return Trace.from_json(body, path), ""
     schedule = from_file(Schedule.from_json(body if kind == "schedule" else body.get("schedule", {}), path))
-    if kind == "schedule":
-        return schedule, ""
-    return schedule, _plan_line(body, schedule, path)
+    return schedule, "" if kind == "schedule" else _plan_line(body, schedule, path)
 
 
 def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:
