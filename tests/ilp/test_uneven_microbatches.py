@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Infeasible, NotFound, Pass, Problem, Schedule, pipeline, preset, solve, updates, verify
+from zbsolve import BadInput, Edge, Infeasible, NotFound, Pass, Problem, Schedule, pipeline, preset, solve, updates, verify
 from zbsolve.build import with_exchange, with_sharding
 from zbsolve.cli import main
 from zbsolve.greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
@@ -108,6 +108,17 @@ def test_memory_arcs_count_microbatches_that_hold_little():
     order = ("0F0", "0F1", "0BW0", "0BW1", "0F2", "0F3", "0F4", "0F5", "0BW2", "0BW3", "0BW4", "0BW5")
     assert verify(problem, Schedule(problem, {"compute:0": order})) == ()
     assert arcs.shift[bw, f] == 4  # not 2: 0BW2 comes before no F
+
+
+def test_what_side_streams_hold_counts_only_where_all_passes_of_a_lane_take_memory():
+    """0Q0 holds its byte while 0F0 takes one, but not while 0F1 runs, which takes none: it may start before 0B0."""
+    passes = [
+        Pass(kind, 0, i, 0, 1, streams=(stream,)) for i in (0, 1) for kind, stream in (("O", "d2h:0"), ("F", "compute:0"))
+    ]
+    passes.append(Pass("B", 0, 0, 0, 1))
+    edges = [Edge("0O0", "0F0", bytes=1), Edge("0F0", "0B0", lag=3, bytes=1), Edge("0O1", "0F1", bytes=2)]
+    problem = Problem.of(passes, edges, capacity=[3])
+    assert max(bound.value for bound in all_closed_forms(problem)) <= optimum(problem)
 
 
 def test_order_by_microbatch_is_assumed_where_they_differ():
