@@ -19,7 +19,6 @@ from ..verifier import Violation, verify
 from .finder import prove
 from .state import State
 
-QUICK_SECONDS = 60.0  # for closed forms of a schedule that a file states
 QUICK_PASSES = 100_000  # above so many passes, closed forms with memory take more than about five seconds
 
 
@@ -60,14 +59,14 @@ def proven(schedule: Schedule) -> Schedule:
     return from_file(schedule)
 
 
-def from_file(schedule: Schedule) -> Schedule:
+def from_file(schedule: Schedule, seconds: float = 60.0) -> Schedule:
     """A schedule that a file states: its certificate is marked (`unchecked`) if its value is another than the schedule's, or
-    if its bound is not proven again here without a search."""
+    if its bound is not proven again in so many seconds without a search."""
     stated = schedule.certificate
     if stated is None or not stated.checked:
         return schedule
     again: str | Violation | None = next(iter(verify(schedule.problem, schedule)), None)
-    again = again or proven_again(replace(schedule, every_split=None), stated, QUICK_SECONDS, search=False)
+    again = again or proven_again(replace(schedule, every_split=None), stated, seconds, search=False)
     return schedule.certified(replace(stated, proof=again) if isinstance(again, str) else stated.unchecked())
 
 
