@@ -263,8 +263,7 @@ def _noise_lines(least_under_noise: LeastUnderNoise) -> list[str]:
     for name, spread in drawn.spreads.items():
         ranked = (f"{show(at)} ({show(low)} to {show(high)})" for at, low, high in map(spread.at, (0.5, 0.95, 0.99)))
         rows.append((name, show(spread.given), "{} ± {}".format(*map(show, spread.mean)), *ranked))
-    least, low, high = least_under_noise.less
-    bound = least_under_noise.bound
+    (least, low, high), bound = least_under_noise.less, least_under_noise.bound
     return [
         f"times vary: {drawn.noise}; {drawn.draws:,} steps that nothing was chosen by (95 % intervals)",
         *aligned(rows),
