@@ -255,8 +255,8 @@ def _choices(step: Any) -> list[Named]:
     hill, valley = [*up[::2], *up[1::2][::-1]], [*down[::2], *down[1::2][::-1]]
     orders = {GIVEN: list(range(len(up))), **dict(zip(SHAPES, (up, down, hill, valley), strict=True))}
     steps = {tuple(each[i] for i in numbers): (name, numbers) for name, numbers in reversed(orders.items())}
-    named = [(f" order={name}", in_order(step, numbers)) for name, numbers in reversed(steps.values())]
-    return [(f"{name}: {_in_turn(one)}" * ("middle" in name) or name, one) for name, one in named]
+    said = {turn: f": {','.join(map(_as_text, turn))}" * ("middle" in name) for turn, (name, _) in steps.items()}
+    return [(f" order={name}{said[turn]}", in_order(step, rows)) for turn, (name, rows) in reversed(steps.items())]
 
 
 def _moves(now: Now) -> Iterator[Named]:
@@ -269,11 +269,7 @@ def _moves(now: Now) -> Iterator[Named]:
             moved_step = in_order(now.step, [*others[:place], i, *others[place:]])
             if (moved := tuple(_unlike(moved_step))) not in seen:
                 seen.add(moved)
-                yield f" order={_in_turn(moved_step)}", moved_step
-
-
-def _in_turn(step: Any) -> str:
-    return ",".join(map(_as_text, _unlike(step)))
+                yield f" order={','.join(map(_as_text, moved))}", moved_step
 
 
 def in_order(step: Any, numbers: Sequence[int]) -> Any:
