@@ -15,6 +15,7 @@ from ..problem import Problem
 from ..schedule import GIVEN, Certificate, Schedule
 from ..util.clock import Clock
 from ..util.errors import BadInput, WrongBound
+from ..util.text import exact_time
 from ..verifier import Violation, verify
 from .finder import prove
 from .state import State
@@ -136,6 +137,6 @@ def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, sea
 
     if why := every_split.proven_again(Splits.told(every, problem), every, seconds):
         return Violation("bound", (), f"bound of every split: {why}")
-    text = f"{again.proof}; every split of its layers takes {every.bound} µs or more"
+    text = f"{again.proof}; every split of its layers takes {exact_time(every.bound)} or more"
     text += f", by cuts of {len(every.looked)} splits" if every.looked else ""
     return text + (f", and {len(every.apart)} others one by one" if every.apart else "")
