@@ -35,6 +35,7 @@ from ..schedule import Schedule
 from ..util.errors import BadInput
 from .attention_balance import Handing, balanced, one_forward_one_backward
 from .attention_costs import AttentionExchange, Parts, parts_of, traffic
+from .links import without_links
 from .numbers import check_apart
 
 
@@ -47,17 +48,20 @@ def with_attention_exchange(
     handings: which passes hand how many blocks to which rank; None: as ranks that run one forward one backward would wait
         (see `balanced`).
 
-    Apply it after slices. Raises BadInput for numbers that make no sense, a step without slices or already with an
-    exchange, and for handings of other passes, to the pass's own rank, or of more blocks than it has.
+    Apply it after slices; `with_links` before it, and again after it for its own messages. Raises BadInput for numbers that
+    make no sense, a step without slices or already with an exchange, and for handings of other passes, to the pass's own
+    rank, or of more blocks than it has.
     """
     if not isinstance(costs, AttentionExchange):
         raise BadInput(f"attention exchange: {costs}: an `AttentionExchange` is needed, which says what attention takes")
     check_exchangeable(problem)
     costs = costs.checked(problem.stages)
-    handed = balanced(one_forward_one_backward(problem), costs) if handings is None else list(handings)
+    handed = balanced(one_forward_one_backward(without_links(problem)), costs) if handings is None else list(handings)
     _check_handings(problem, costs, handed)
     if not handed:
         return problem
+    if handings is not None:  # lanes run in the order of the table, which is that of microbatches
+        handed.sort(key=lambda handing: int(problem.passes.microbatch[handing.row]))
     columns = np.array(handed, np.int64).T
     cut = _cut(problem, columns[0], parts_of(problem, costs, columns[0]))
     return _with_helpers(cut, costs, columns, len(problem.passes))
@@ -80,8 +84,7 @@ def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
     edges = replace(e, bytes=np.where(begin[e.before] != e.before, 0, e.bytes))
     edges += Edges.of(e.before[early], begin[e.after[early]], lag=e.lag[early])
     edges += Edges.of(begin[e.before[held]], e.after[held], bytes=e.bytes[held], pool=e.pool[held])
-    own = first + len(rows)
-    edges += Edges.of(first, own) + Edges.of(own, rows)
+    edges += Edges.of(first, first + len(rows)) + Edges.of(first + len(rows), rows)
     return replace(problem, passes=passes, edges=edges)
 
 
