@@ -158,8 +158,9 @@ def slowed_mean(rounds: Rounds, arcs: RoundArcs) -> CycleMean:
     """`largest_mean` where passes slow each other: rounds are simulated until some of them repeat. It names no cycle.
 
     What follows a moment depends only on which passes have begun, on the work left in those that run, and on ends for which
-    others wait. If all that is as it was some rounds before, those rounds repeat for ever, and their mean is exact. arcs:
-    between rounds that begin with the first pass of each stream's repeated order. Raises BadInput if none repeat.
+    others wait. If all that is as it was some rounds before, those rounds repeat for ever, and their mean is exact. (Rounds
+    that begin otherwise may come to another mean.) arcs: between rounds that begin with the first pass of each stream's
+    repeated order. Raises BadInput if none repeat.
     """
     number = 32
     while number == 32 or number * len(rounds.rows) <= MOST_SIMULATED:
@@ -169,7 +170,7 @@ def slowed_mean(rounds: Rounds, arcs: RoundArcs) -> CycleMean:
             if time := _repeated_after(apart, start, end, now, since):
                 return CycleMean(Fraction(time, apart), ())
         number *= 2
-    raise BadInput(f"period: passes slow each other, and no {number // 8} rounds of this order repeat exactly")
+    raise BadInput(f"period: passes slow each other, and no {number // 8 - 1} rounds of this order or fewer repeat exactly")
 
 
 def _simulated(rounds: Rounds, arcs: RoundArcs, number: int) -> tuple[Ints, Ints, int]:
