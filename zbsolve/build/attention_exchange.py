@@ -98,8 +98,7 @@ def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, firs
     duration = p.duration.copy()
     duration[begin + count] -= away
     late, own, helped = behind >= 0, np.where(behind >= 0, behind, ahead), begin + 2 * count
-    columns = {"rank": p.rank[own]}
-    passes = replace(p, duration=duration).like(rows, np.where(forward, "FH", "BH"), "compute", away, **columns)
+    passes = replace(p, duration=duration).like(rows, np.where(forward, "FH", "BH"), "compute", away, rank=p.rank[own])
     forth, back = traffic(costs, stage, p.slice[rows], blocks, ~forward)
     neighbour = _neighbours(own, late, helped)
     chained = np.flatnonzero(neighbour != own)  # next to another helper: an edge to the own pass tells the place
@@ -207,8 +206,7 @@ def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int
     """Row of a rank's own pass → rows of the helpers before it, and of those after it."""
     p, e = problem.passes, problem.edges
     helps, same_rank = p.that(away=True), p.rank[e.before] == p.rank[e.after]
-    first: dict[int, list[int]] = {}
-    behind: dict[int, list[int]] = {}
+    first, behind = dict[int, list[int]](), dict[int, list[int]]()
     for helper, own, rows_of in ((e.before, e.after, first), (e.after, e.before, behind)):
         rows = np.flatnonzero(same_rank & helps[helper] & ~helps[own])
         for i in rows[np.argsort(helper[rows], kind="stable")].tolist():

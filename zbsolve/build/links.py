@@ -71,8 +71,7 @@ def sites_of(shared: str, ranks: int) -> Ints:
 
 
 def with_cards(problem: Problem) -> Problem:
-    """`problem` where sums of gradients, gathers and reductions also occupy their rank's card, in both directions. Apply it
-    after these."""
+    """`problem` whose sums of gradients, gathers and reductions, put in before, also occupy their rank's card, both ways."""
     p = problem.passes
     rows = np.flatnonzero(~p.that(feature=ALL_TO_ALL) & ~p.that(together=True))
     sets, streams = list(p.stream_sets), p.streams.copy()

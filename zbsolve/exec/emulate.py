@@ -80,13 +80,12 @@ class Times:
             raise BadInput("emulate: not with attention for another rank on links that messages share: run it without")
         passes, links = _times(problem)
         streams, waits = _side_streams(problem)
-        shared = [(problem.names[a], problem.names[b]) for a, b in crossings(schedule)]
         for before, after in schedule.syncs:
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
         (others, helping, parts), rank, e = _others(problem), problem.passes.rank, problem.edges
-        for before, after in shared:
-            others.setdefault(after, []).append((before, 0))
+        for a, b in crossings(schedule):
+            others.setdefault(problem.names[b], []).append((problem.names[a], 0))
         into = passes_where(problem, "ends_with_step")[e.after] & (rank[e.before] != rank[e.after])
         joined = frozenset(problem.names[row] for row in np.unique(e.after[into]).tolist())
         if source == OWN_TIMES:
