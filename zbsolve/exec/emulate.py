@@ -84,8 +84,8 @@ class Times:
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
         (others, helping, parts), rank, e = _others(problem), problem.passes.rank, problem.edges
-        for a, b in crossings(schedule):
-            others.setdefault(problem.names[b], []).append((problem.names[a], 0))
+        for row, other in crossings(schedule):
+            others.setdefault(problem.names[other], []).append((problem.names[row], 0))
         into = passes_where(problem, "ends_with_step")[e.after] & (rank[e.before] != rank[e.after])
         joined = frozenset(problem.names[row] for row in np.unique(e.after[into]).tolist())
         if source == OWN_TIMES:
