@@ -293,6 +293,7 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
         proven = [row.placement for row in solved.tried if not row.why and kept and kept.bound >= every[row.placement]]
         proof = f"the schedule's file proves that of {proven[0]} (check --bound)" if proven else "no certificate says that"
         by = " in orders by microbatch" * (solved.schedule.problem.ordered and what not in (ORDER, SIZES))
+        by += " with the splits tried" * (what != PARTITION)
         yield f"each bound is for its own {what}; for every {what}: at least {least}{by}; {proof}"
 
 
