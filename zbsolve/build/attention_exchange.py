@@ -138,8 +138,7 @@ def check_exchangeable(problem: Problem) -> None:
 
 
 def _check_handings(problem: Problem, costs: AttentionExchange, handed: Sequence[Handing]) -> None:
-    p, known = problem.passes, problem.passes.are("F", "B", "BW")
-    seen: set[int] = set()
+    p, known, seen = problem.passes, problem.passes.are("F", "B", "BW"), set[int]()
     for i, handing in enumerate(handed):
         if not 0 <= handing.row < len(p) or not known[handing.row]:
             raise BadInput(f"attention exchange: handing {i}: row {handing.row} is no forward and no backward")
@@ -166,8 +165,7 @@ def with_parts(problem: Problem, schedule: Schedule) -> Schedule:
     to their rank's own pass as in the graph, in the order of the table. The schedule itself if there is no exchange."""
     if schedule.problem is problem:
         return schedule
-    index = problem.index
-    before: dict[int, list[int]] = {}
+    index, before = problem.index, dict[int, list[int]]()
     for kinds, last in ((("FQ", "FA"), ("F",)), (("BQ", "BA"), ("B", "BW"))):
         rows = problem.rows(*kinds)  # FQ and BQ come before FA and BA in the table
         for row, whole in zip(rows.tolist(), _matching(problem, rows, problem.rows(*last)).tolist(), strict=True):
