@@ -12,10 +12,12 @@ import pytest
 
 from tests.support.exchange_bound import bound_over_exchanges
 from tests.support.exhaustive import optimum
+from tests.support.stream_checks import solve_is_exact
 from zbsolve import BadInput, Problem, pipeline, preset, solve, verify
-from zbsolve.build import AttentionExchange, Handing, with_attention_exchange
+from zbsolve.build import AttentionExchange, Handing, with_attention_exchange, with_links, without_links
 from zbsolve.build.attention_balance import balanced, even_slots, one_forward_one_backward
 from zbsolve.build.attention_costs import queries_travel, traffic
+from zbsolve.exec.emulate import Times
 
 
 def step(p: int, m: int, n: int, rest: int, unit: int, ratio: float = 2.0, **more: Any) -> Problem:
@@ -145,6 +147,36 @@ def test_a_rank_that_waits_takes_so_much_that_both_are_done_first() -> None:
             assert problem.passes.rank[first.ahead] in (2, 3)
         else:
             assert problem.names[first.row] != "0F0.1"
+
+
+@pytest.mark.parametrize("shared", ["rank", "pair", "1+1"])
+def test_messages_of_the_exchange_wait_for_links(shared: str) -> None:
+    """0F0.1 and 0F1.1 hand attention to rank 1, given last first: lanes still run by number, and so does the bound. Each way
+    takes 2 µs and 1 µs behind it, on the link of the messages between stages."""
+
+    def linked(shared: str, *microbatches: int) -> Problem:
+        plain = step(2, len(microbatches), 2, 4, 8, comm=3)
+        handed = [Handing(plain.index[f"0F{m}.1"], 1, plain.index[f"1F{m}"]) for m in microbatches]
+        said = costs(8, query_bytes=2, key_bytes=2, latency=1, bytes_per_us=2, blocks=2)
+        given = with_links(plain, shared, 1) if shared else plain
+        exchanged = with_attention_exchange(given, said, handed)
+        return with_links(exchanged, shared, 1) if shared else exchanged
+
+    problem = linked(shared, 1, 0)
+    assert arcs(problem, "0FQ0.1", "0FS0.1", "1FH0.1", "0FH0.1", "0FR0.1", "0F0.1") >= {
+        ("0FQ0.1", "0FS0.1", 0, 0),
+        ("0FS0.1", "0FH0.1", 1, 0),
+        ("0FH0.1", "0FR0.1", 0, 0),
+        ("0FR0.1", "0F0.1", 1, 0),
+    }
+    streams = {one.name: one.streams for one in map(problem.passes.__getitem__, range(len(problem.passes)))}
+    assert streams["0FS0.1"] == streams["0MF0"] != streams["0FR0.1"] == streams["1MB0"]
+    assert [problem.names[i] for lane in problem.lanes for i in lane if "FS" in problem.names[i]] == ["0FS0.1", "0FS1.1"]
+    back, lags = without_links(problem), linked("", 1, 0)
+    assert arcs(back, *back.names) == arcs(lags, *lags.names)
+    with pytest.raises(BadInput, match="emulate: not with attention for another rank on links that messages share"):
+        Times.of(preset("slimpipe", problem), "schedule")
+    solve_is_exact(linked(shared, 0))
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0])

@@ -71,24 +71,28 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
-    ("solved", "run"),
+    ("solved", "run", "shared"),
     [
-        (["--fused", "--recompute", "all"], []),
-        (["--placement", "loop"], []),
-        (["--fused", "--vocabulary", "sharded"], ["--emulate", "schedule"]),
+        (["--fused", "--recompute", "all"], [], ""),
+        (["--placement", "loop"], [], ""),
+        (["--fused"], [], "rank"),
+        (["--fused", "--vocabulary", "sharded"], ["--emulate", "schedule"], ""),
     ],
-    ids=["recompute", "loop", "vocabulary"],
+    ids=["recompute", "loop", "shared", "vocabulary"],
 )
 @pytest.mark.slow
 def test_what_the_default_search_finds_runs(
-    profile: str, solved: list[str], run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    profile: str, solved: list[str], run: list[str], shared: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From command to command; ranks whose devices are emulated wait for each other's parts, too."""
-    path = str(tmp_path / "schedule.json")
+    path, given = str(tmp_path / "schedule.json"), Profile.load(profile)
+    replace(given, link=replace(given.link, shared=shared)).save(profile := str(tmp_path / "profile.json"))
     step = ["--ranks", "2", "--microbatches", "2", "--slices", "4", "--attention-exchange", "--effort", "0.05"]
     assert main(["solve", profile, *step, *solved, "-o", path]) == 0
     assert "passes hand attention over" in capsys.readouterr().out
-    assert Schedule.load(path).problem.passes.are("FH", "BH").any()
+    passes = Schedule.load(path).problem.passes
+    assert passes.are("FH", "BH").any()
+    assert passes.are("FS", "BR").any() == bool(shared)
     how = ["--model", MODEL, "--local", "--steps", "1", "--warmup", "0", "--check", *run]
     assert main(["run", path, *how, "-o", str(tmp_path / "trace.json")]) == 0
     assert "check: right" in capsys.readouterr().out

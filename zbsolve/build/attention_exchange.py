@@ -35,6 +35,7 @@ from ..schedule import Schedule
 from ..util.errors import BadInput
 from .attention_balance import Handing, balanced, one_forward_one_backward
 from .attention_costs import AttentionExchange, Parts, parts_of, traffic
+from .links import without_links
 from .numbers import check_apart
 
 
@@ -47,17 +48,20 @@ def with_attention_exchange(
     handings: which passes hand how many blocks to which rank; None: as ranks that run one forward one backward would wait
         (see `balanced`).
 
-    Apply it after slices. Raises BadInput for numbers that make no sense, a step without slices or already with an
-    exchange, and for handings of other passes, to the pass's own rank, or of more blocks than it has.
+    Apply it after slices; `with_links` before it, and again after it for its own messages. Raises BadInput for numbers that
+    make no sense, a step without slices or already with an exchange, and for handings of other passes, to the pass's own
+    rank, or of more blocks than it has.
     """
     if not isinstance(costs, AttentionExchange):
         raise BadInput(f"attention exchange: {costs}: an `AttentionExchange` is needed, which says what attention takes")
     check_exchangeable(problem)
     costs = costs.checked(problem.stages)
-    handed = balanced(one_forward_one_backward(problem), costs) if handings is None else list(handings)
+    handed = balanced(one_forward_one_backward(without_links(problem)), costs) if handings is None else list(handings)
     _check_handings(problem, costs, handed)
     if not handed:
         return problem
+    if handings is not None:  # lanes run in the order of the table, which is that of microbatches
+        handed.sort(key=lambda handing: int(problem.passes.microbatch[handing.row]))
     columns = np.array(handed, np.int64).T
     cut = _cut(problem, columns[0], parts_of(problem, costs, columns[0]))
     return _with_helpers(cut, costs, columns, len(problem.passes))
@@ -80,8 +84,7 @@ def _cut(problem: Problem, rows: Ints, parts: Parts) -> Problem:
     edges = replace(e, bytes=np.where(begin[e.before] != e.before, 0, e.bytes))
     edges += Edges.of(e.before[early], begin[e.after[early]], lag=e.lag[early])
     edges += Edges.of(begin[e.before[held]], e.after[held], bytes=e.bytes[held], pool=e.pool[held])
-    own = first + len(rows)
-    edges += Edges.of(first, own) + Edges.of(own, rows)
+    edges += Edges.of(first, first + len(rows)) + Edges.of(first + len(rows), rows)
     return replace(problem, passes=passes, edges=edges)
 
 
@@ -95,8 +98,7 @@ def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, firs
     duration = p.duration.copy()
     duration[begin + count] -= away
     late, own, helped = behind >= 0, np.where(behind >= 0, behind, ahead), begin + 2 * count
-    columns = {"rank": p.rank[own]}
-    passes = replace(p, duration=duration).like(rows, np.where(forward, "FH", "BH"), "compute", away, **columns)
+    passes = replace(p, duration=duration).like(rows, np.where(forward, "FH", "BH"), "compute", away, rank=p.rank[own])
     forth, back = traffic(costs, stage, p.slice[rows], blocks, ~forward)
     neighbour = _neighbours(own, late, helped)
     chained = np.flatnonzero(neighbour != own)  # next to another helper: an edge to the own pass tells the place
@@ -136,8 +138,7 @@ def check_exchangeable(problem: Problem) -> None:
 
 
 def _check_handings(problem: Problem, costs: AttentionExchange, handed: Sequence[Handing]) -> None:
-    p, known = problem.passes, problem.passes.are("F", "B", "BW")
-    seen: set[int] = set()
+    p, known, seen = problem.passes, problem.passes.are("F", "B", "BW"), set[int]()
     for i, handing in enumerate(handed):
         if not 0 <= handing.row < len(p) or not known[handing.row]:
             raise BadInput(f"attention exchange: handing {i}: row {handing.row} is no forward and no backward")
@@ -164,8 +165,7 @@ def with_parts(problem: Problem, schedule: Schedule) -> Schedule:
     to their rank's own pass as in the graph, in the order of the table. The schedule itself if there is no exchange."""
     if schedule.problem is problem:
         return schedule
-    index = problem.index
-    before: dict[int, list[int]] = {}
+    index, before = problem.index, dict[int, list[int]]()
     for kinds, last in ((("FQ", "FA"), ("F",)), (("BQ", "BA"), ("B", "BW"))):
         rows = problem.rows(*kinds)  # FQ and BQ come before FA and BA in the table
         for row, whole in zip(rows.tolist(), _matching(problem, rows, problem.rows(*last)).tolist(), strict=True):
@@ -204,8 +204,7 @@ def _helpers(problem: Problem) -> tuple[dict[int, list[int]], dict[int, list[int
     """Row of a rank's own pass → rows of the helpers before it, and of those after it."""
     p, e = problem.passes, problem.edges
     helps, same_rank = p.that(away=True), p.rank[e.before] == p.rank[e.after]
-    first: dict[int, list[int]] = {}
-    behind: dict[int, list[int]] = {}
+    first, behind = dict[int, list[int]](), dict[int, list[int]]()
     for helper, own, rows_of in ((e.before, e.after, first), (e.after, e.before, behind)):
         rows = np.flatnonzero(same_rank & helps[helper] & ~helps[own])
         for i in rows[np.argsort(helper[rows], kind="stable")].tolist():

@@ -13,11 +13,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..kinds import ALL_TO_ALL, LINKS
+from ..kinds import ALL_TO_ALL, LINKS, TABLE, Kind, register
 from ..problem import Problem
 from ..problem.placement import PAIR, RANK, sites_in
 from ..problem.tables import CARGO, Edges, Ints
 from ..util.errors import BadInput
+
+# Kinds of messages of the backward and of the forward: between stages, to a helper of attention, and back.
+MESSAGES = np.array([["MB", "MF"], ["BS", "FS"], ["BR", "FR"]])
+for _label, _words in {"FS": "queries to", "FR": "attention from", "BS": "gradients to", "BR": "gradients from"}.items():
+    register(Kind(_label, f"message: {_words} a helper", TABLE[f"M{_label[0]}"].colour, feature=LINKS, begun=True))
 
 
 def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
@@ -33,10 +38,11 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
     p, e = problem.passes, problem.edges
     site = np.arange(problem.ranks) if shared in (PAIR, RANK) else sites_of(shared, problem.ranks)
     apart = (site[p.rank[e.before]] != site[p.rank[e.after]]) & ~p.that(feature=LINKS)[e.before]
-    rows = np.flatnonzero(apart & (e.lag > latency))
+    rows, helps = np.flatnonzero(apart & (e.lag > latency)), p.that(away=True)
     if e.sent.any():
         raise BadInput("links: messages of this step occupy their sender, so they wait for no link")
-    if len(silent := rows[e.carries[rows] == 0]):
+    back, lent = helps[e.before[rows]], (helps[e.before] | helps[e.after])[rows]
+    if len(silent := rows[(e.carries[rows] == 0) & ~lent]):
         names = f"{problem.names[e.before[silent[0]]]} → {problem.names[e.after[silent[0]]]}"
         raise BadInput(f"links: edge {names} takes a message's time, but hands on no activation or gradient")
     if not len(rows):
@@ -47,8 +53,9 @@ def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
     streams = [(f"out:{a}", f"in:{b}") if shared == RANK else (f"{name}:{a}-{b}",) for a, b in ends]
     sets = tuple(dict.fromkeys((*p.stream_sets, *streams)))
     number = {stream: i for i, stream in enumerate(sets)}
-    kind = np.where(cargo == CARGO[1], "MF", "MB")
-    passes = p.like(maker, kind, "compute", e.lag[rows] - latency)
+    home = np.where(back, taker, maker)  # a helper's messages belong to the pass that it helps
+    kind = MESSAGES[lent.astype(int) + back, np.where(lent, p.that(half="forward")[home], cargo == CARGO[1]).astype(int)]
+    passes = p.like(home, kind, "compute", e.lag[rows] - latency)
     on = np.concatenate([p.streams, [number[stream] for stream in streams]])
     own, edges = len(p) + np.arange(len(rows)), e.only(np.setdiff1d(np.arange(len(e)), rows))
     edges += Edges.of(maker, own, carries=cargo) + Edges.of(own, taker, lag=latency, carries=cargo)
@@ -64,8 +71,7 @@ def sites_of(shared: str, ranks: int) -> Ints:
 
 
 def with_cards(problem: Problem) -> Problem:
-    """`problem` where sums of gradients, gathers and reductions also occupy their rank's card, in both directions. Apply it
-    after these."""
+    """`problem` whose sums of gradients, gathers and reductions, put in before, also occupy their rank's card, both ways."""
     p = problem.passes
     rows = np.flatnonzero(~p.that(feature=ALL_TO_ALL) & ~p.that(together=True))
     sets, streams = list(p.stream_sets), p.streams.copy()
@@ -90,5 +96,4 @@ def without_links(problem: Problem) -> Problem:
     lag[out] += p.duration[e.before[out]]
     edges = replace(e, before=maker[e.before], lag=lag).only(np.flatnonzero(~sends[e.after]))
     sets = tuple(stream_set[:1] if stream_set[0].startswith("comm:") else stream_set for stream_set in p.stream_sets)
-    bare = replace(problem, passes=replace(p, stream_sets=sets), edges=edges)
-    return bare.only(np.flatnonzero(~sends))
+    return replace(problem, passes=replace(p, stream_sets=sets), edges=edges).only(np.flatnonzero(~sends))

@@ -155,5 +155,5 @@ _HELP = Handler(
     in_parts=True,
     ended=lambda state, action: state.part(AttentionPeers).ended(action.name),
 )
-HANDLERS = dict.fromkeys(("FQ", "FA", "BQ", "BA"), _PART)
+HANDLERS = dict.fromkeys(("FQ", "FA", "FS", "FR", "BQ", "BA", "BS", "BR"), _PART)
 HANDLERS |= {"FH": replace(_HELP, orders=("FQ", "FA")), "BH": replace(_HELP, orders=("BQ", "BA"))}

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..build.links import MESSAGES
 from ..kinds import ALL_TO_ALL
 from ..problem import Problem
 from ..profile.known_steps import timed_by
@@ -75,15 +76,16 @@ class Times:
         all-to-alls without a price there, the schedule's durations stay. Raises BadInput where the profile is of another
         model, or has all-to-alls for which the schedule has no passes."""
         problem = schedule.problem
+        if problem.passes.are(*MESSAGES[1:].flat).any():
+            raise BadInput("emulate: not with attention for another rank on links that messages share: run it without")
         passes, links = _times(problem)
         streams, waits = _side_streams(problem)
-        shared = [(problem.names[a], problem.names[b]) for a, b in crossings(schedule)]
         for before, after in schedule.syncs:
             if before in streams or after in streams:
                 waits.setdefault(after, []).append((before, 0))
         (others, helping, parts), rank, e = _others(problem), problem.passes.rank, problem.edges
-        for before, after in shared:
-            others.setdefault(after, []).append((before, 0))
+        for row, other in crossings(schedule):
+            others.setdefault(problem.names[other], []).append((problem.names[row], 0))
         into = passes_where(problem, "ends_with_step")[e.after] & (rank[e.before] != rank[e.after])
         joined = frozenset(problem.names[row] for row in np.unique(e.after[into]).tolist())
         if source == OWN_TIMES:
@@ -94,14 +96,12 @@ class Times:
         if source == "-":
             raise BadInput("emulate: every rank reads the profile: give a file")
         profile = Profile.load(source)
-        if sum(problem.layers) != len(profile.layers):
-            layers = sum(problem.layers)
+        if (layers := sum(problem.layers)) != len(profile.layers):
             raise BadInput(f"{source}: a profile of {len(profile.layers)} layers, but the schedule is for {layers}")
         with prefixed(source):
             again = _profiled(profile, problem)
         other_passes, other_links = _times(again)
-        more = next((name for name in other_passes if name not in passes), None)
-        if more is not None:
+        if (more := next((name for name in other_passes if name not in passes), None)) is not None:
             raise BadInput(f"{source}: has a time for pass {more}, which the schedule lacks: solve it with this profile")
         priced = any(layer.all_to_all for layer in profile.layers)  # then stages without a price have no all-to-all
         around = problem.passes.that(feature=ALL_TO_ALL)
@@ -110,8 +110,7 @@ class Times:
         for a, b in links:
             if a in streams and a in waits:
                 other_links.setdefault((a, b), other_links.get((waits[a][0][0], b), links[a, b]))
-        missing = next((name for name in passes if name not in other_passes), None)
-        if missing is not None:
+        if (missing := next((name for name in passes if name not in other_passes), None)) is not None:
             raise BadInput(f"{source}: gives no time for pass {missing}")
         return cls(f"{profile.source}: {profile.model}", other_passes, other_links, streams, waits, others, joined=joined)
 

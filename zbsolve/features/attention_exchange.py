@@ -9,13 +9,14 @@ import numpy as np
 
 from ..build.attention_costs import AttentionExchange
 from ..build.attention_exchange import with_attention_exchange
+from ..build.links import with_links
 from ..kinds import ATTENTION
 from ..partition.layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..problem.tables import Ints
 from ..util.errors import Unfit
 from .feature import YES, Apart, Feature, Field
-from .links import SENDER, SHARE, SITES
+from .links import SENDER, SITES
 from .sharded_vocabulary import on_stages, vocabulary_of
 
 STATISTICS = 64  # bytes of queries per byte of statistics: heads of width 128 in half precision, 4 bytes per head
@@ -37,12 +38,13 @@ def exchange_costs(
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
-    """Add the exchange that `with_attention_exchange` chooses to a step in even slices."""
+    """Add the exchange that `with_attention_exchange` chooses to a step in even slices, and its messages to their links."""
     if not staged.step.attention_exchange:
         return problem
     slices, link = len(staged.cuts) - 1, staged.profile.link
     costs = exchange_costs(staged.model.layers, staged.counts, slices, link, problem.stages)
-    return with_attention_exchange(problem, within_passes(costs, problem))
+    exchanged = with_attention_exchange(problem, within_passes(costs, problem))
+    return with_links(exchanged, link.shared, round(link.latency)) if link.shared else exchanged
 
 
 def within_passes(costs: AttentionExchange, problem: Problem) -> AttentionExchange:
@@ -97,6 +99,6 @@ ATTENTION_EXCHANGE = Feature(
         Apart(ATTENTION, "uneven slices", f"is for even slices, {DIVIDING}; uneven ones can take as long without it", Unfit),
         Apart(ATTENTION, SENDER, "messages of this link occupy their sender, and the exchange's are not counted so"),
         Apart(ATTENTION, "unlike ranks or microbatches", "ranks or microbatches of unlike speed are not known to it"),
-        *(Apart(ATTENTION, other, "its messages are not counted on links that messages share") for other in (SHARE, SITES)),
+        Apart(ATTENTION, SITES, "the time of its messages between sites is not known"),
     ),
 )
