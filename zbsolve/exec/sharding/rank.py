@@ -110,6 +110,9 @@ class Sharding(Part):
             does = frozenset(DOES[action.kind] for action in actions if action.stage == s and action.kind in DOES)
             modules = [module for layer in c.stages[s].layers for module in wrapped_modules(layer)]
             made[s] = ShardedStage(s, modules, parameters, c.peers.timeout, does)
+            passes = [action for action in actions if action.stage == s and action.kind in PLAIN]
+            if "gather" not in does and not any(action.done for action in passes):
+                made[s].last = passes[-1].name
         order = [made[s] for s in dict.fromkeys(action.stage for action in actions) if s in made]
         for sharded_stage, following in zip(order, order[1:], strict=False):
             sharded_stage.following = None if "gather" in following.by_passes else following
@@ -127,6 +130,8 @@ class Sharding(Part):
             output = run(state, action, given)
             if PLAIN[kind].adds_gradients:
                 stage.added()
+            elif action.name == stage.last:
+                stage.close()
             return output
 
         return gathered if kind in PLAIN else run
