@@ -143,7 +143,8 @@ def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
                     work |= passes([stage], through, batch)
             memory = dict(zip(taken, held(model, stages), strict=True))
     except FAKE_REFUSALS as error:
-        raise BadInput(f"model '{model.name}': its layers read numbers, so it cannot be estimated: {error}") from None
+        why = "its layers read values of tensors, and an estimate has none: measure it"
+        raise BadInput(f"model '{model.name}': {why} ({error})") from None
     except BadInput:
         raise
     except Exception as error:

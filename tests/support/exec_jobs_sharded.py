@@ -149,7 +149,9 @@ TRIALS["replicas"] = trial(
 )
 TRIALS["frozen front"] = trial(
     pipeline([10, 10], BW=[0, 20], microbatches=MICROBATCHES, layers=(2, 2), untrained=1),
-    layers=lambda numbers: [one.requires_grad_(False) if i < 2 else one for i, one in zip(numbers, blocks(numbers), strict=True)],
+    layers=lambda numbers: [
+        one.requires_grad_(False) if i < 2 else one for i, one in zip(numbers, blocks(numbers), strict=True)
+    ],
     steps=2,
 )
 
