@@ -234,9 +234,10 @@ def test_a_capture_that_breaks_off_says_what_broke_it_and_leaves_the_stream_as_i
     assert streams[-1] == "own"
 
 
-@pytest.mark.parametrize("change", ["frozen", "moved"])
-def test_a_graph_is_not_replayed_for_parameters_that_are_frozen_or_elsewhere(change: str) -> None:
+@pytest.mark.parametrize("change", ["frozen", "moved", "merged"])
+def test_a_graph_is_not_replayed_for_parameters_that_are_frozen_or_elsewhere_or_have_adapters(change: str) -> None:
     module = torch.nn.Linear(2, 2)
+    module.merged_adapters = adapters = list[str]()  # type: ignore[assignment]
     captures = Captures(torch.device("cuda"), module, lambda *_: Record(0), lambda: None)
     captures.key = partial(_key_on_a_cpu, captures.key)  # type: ignore[method-assign]
     data = Data({}, {})
@@ -245,6 +246,8 @@ def test_a_graph_is_not_replayed_for_parameters_that_are_frozen_or_elsewhere(cha
     assert captures.of(data, "") is graph
     if change == "frozen":
         module.weight.requires_grad_(False)
+    elif change == "merged":
+        adapters.append("default")  # as peft does, which adds them to the weight in place
     else:
         module.weight.data = module.weight.data.clone()
     assert captures.of(data, "") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from zbsolve.cli import main
 from zbsolve.exec.loop import watching
 from zbsolve.exec.loop.watching import Search
 from zbsolve.search.today import order_again
+from zbsolve.util.errors import LostRank
 
 from ..support.exec_jobs_watch import orders
 from ..support.exec_ranks import jobs_on
@@ -91,3 +93,14 @@ def test_all_ranks_hear_of_what_one_cannot() -> None:
     assert all(one.startswith("rank 0, watching: OSError: no room") for one in found["fails"])
     (alike,) = {*jobs_on(4, "tests.support.exec_jobs_watch", {"one_pipeline": None})["one_pipeline"]}
     assert alike == "replicas: pipeline 1 has another schedule than pipeline 0"
+
+
+def test_a_rank_that_waits_in_vain_for_the_order_is_not_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object, **__: object) -> None:
+        raise RuntimeError(
+            "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"
+        )
+
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", late)
+    with pytest.raises(LostRank, match=r"^nothing for 5 s$"):
+        watching._everywhere(SimpleNamespace(rank=1, replicas=None, group="all"), b"")

@@ -1,4 +1,4 @@
-"""Tasks of `tests/workers` that need no solver."""
+"""Tasks of `tests/util/test_workers.py` that need no solver."""
 
 from __future__ import annotations
 

@@ -8,6 +8,9 @@ behind the pass that sends it. The parts of a collective have one place, where t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -85,10 +88,8 @@ def crossings(schedule: Schedule) -> list[tuple[int, int]]:
             names = f"{problem.names[a]} → {problem.names[b]}"
             raise BadInput(f"sync {names}: it links two ranks, and run keeps such syncs between copies alone")
     for rows in schedule.sequences.values() if settled else ():
-        order = rows.tolist()
-        for a, b in zip(order, order[1:], strict=False):
-            if rank[a] != rank[b] and a in settled and b in settled:
-                across.append((a, b))
+        each = zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True)
+        across += [(a, b) for a, b in each if rank[a] != rank[b] and a in settled and b in settled]
     return across
 
 
@@ -99,8 +100,7 @@ def _settled(problem: Problem) -> set[int]:
 def _needs(schedule: Schedule, settled: set[int]) -> dict[int, set[int]]:
     """Row → rows among `settled` of its rank that an edge or a sync puts before it."""
     problem, needs = schedule.problem, dict[int, set[int]]()
-    edges = problem.edges
-    pairs = [*zip(edges.before.tolist(), edges.after.tolist(), strict=True)]
+    pairs = [*zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)]
     pairs += [(problem.index[a], problem.index[b]) for a, b in schedule.syncs]
     for a, b in pairs:
         if a in settled:
@@ -178,8 +178,6 @@ def _meetings(problem: Problem) -> Ints:
 
 def _common(handover: Handover, turn: Ints) -> Ints | None:
     """An order in which passes that run together share one place, as close to `turn` as possible; None if none exists."""
-    import networkx
-
     node = _meetings(handover.schedule.problem)
     ends = np.stack([handover.before, handover.after], 1)  # of each message
     pairs = np.concatenate([*(np.stack([r[:-1], r[1:]], 1) for r in handover.orders), ends])
@@ -188,13 +186,15 @@ def _common(handover: Handover, turn: Ints) -> Ints | None:
     size = int(node.max()) + 1
     last = np.zeros(size, np.int64)
     np.maximum.at(last, node, turn)
-    graph = networkx.DiGraph()
-    graph.add_nodes_from(range(size))
-    graph.add_edges_from(zip(before.tolist(), after.tolist(), strict=True))
-    try:
-        order = list(networkx.lexicographical_topological_sort(graph, last.tolist().__getitem__))
-    except networkx.NetworkXUnfeasible:
-        return None
-    place = np.zeros(size, np.int64)
-    place[order] = np.arange(size)
-    return place[node]
+    key, free, order = last.tolist(), list[tuple[int, int]](), list[int]()
+    sorter = TopologicalSorter[int](dict.fromkeys(range(size), ()))
+    for earlier, later in zip(before.tolist(), after.tolist(), strict=True):
+        sorter.add(later, earlier)
+    with suppress(CycleError):  # what comes before a circle is still sorted
+        sorter.prepare()
+    while sorter:
+        for number in sorter.get_ready():
+            heappush(free, (key[number], number))
+        order.append(heappop(free)[1])
+        sorter.done(order[-1])
+    return np.argsort(order)[node] if len(order) == size else None

@@ -83,7 +83,7 @@ class Table:
         return words
 
     def columns(self, words: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-        """`StepReport.columns` from the reports of all ranks, shape (ranks, width)."""
+        """`StepResult.columns` from the reports of all ranks, shape (ranks, width)."""
         problem = self.schedule.problem
         start, end, arrived, host = (np.zeros(len(problem.passes)) for _ in range(4))
         joined, only_time = passes_where(problem, "ends_with_step"), passes_where(problem, "only_time")

@@ -194,7 +194,8 @@ def rooms_beside(problem: Problem) -> list[float]:
 
 
 def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline | None = None) -> Schedule:
-    """The schedule of `problem` with the order of `schedule`, which is one of the problem `without_side_streams`.
+    """The schedule of `problem` with the order of `schedule`, which is one of the problem `without_side_streams`. A stream
+    that also has passes of other streams, so that it is ordered in part only, is ordered by time.
 
     If side passes hold memory, the schedule is valid if they fit beside the bytes of the other passes. timeline: of all
     passes of `problem` in this order, by which memory is planned; None: every pass as early as possible. Raises Deadlock if

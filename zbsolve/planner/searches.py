@@ -259,7 +259,7 @@ def _first_search(race: SpaceRace) -> Task | None:
         row = poor if fused else row
         if row is None:
             return None
-        race.poor.pop(row, None)  # of those that were searched, only `poor` can be it
+        race.poor.pop(row, None)  # where `row` is `poor`
         if (task := _first_of(race, row, fused)) is not None:
             return task
 

@@ -181,6 +181,7 @@ def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
 
 
 def _near(state: State) -> bool:
+    """Whether the best schedule so far is at most POOR times the bound."""
     return state.lean is not None and state.lean_value <= POOR * state.bound.value
 
 

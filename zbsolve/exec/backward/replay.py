@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -160,6 +160,11 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.array(keys, np.uint32), *rest))
+
+
+def mode_of(modules: Iterable[nn.Module]) -> tuple[Any, ...]:
+    """Of each module: is it in training mode, and are adapters of peft merged into its weights?"""
+    return tuple([(module.training, bool(vars(module).get("merged_adapters"))) for module in modules])
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from ...util.errors import one_line
 from ..backward.layer_split import layer_seed, seeding, set_seeds
-from ..backward.replay import before_restoring
+from ..backward.replay import before_restoring, mode_of
 from ..base.part import Data, Record
 from ..base.torch_private import end_pool
 from ..base.values import each_tensor, local, tensors_of
@@ -158,9 +158,8 @@ class Captures:
         """What must be equal for two batches to share a graph."""
         forms = tuple((m, Format.of(value)) for part in (data.inputs, data.targets) for m, value in part.items())
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        training = tuple(module.training for module in self._module.modules())
         trained = tuple(p.requires_grad for p in self._module.parameters())
-        return forms, tuple(data.shares.items()), data.scale, autocast, training, trained
+        return forms, tuple(data.shares.items()), data.scale, autocast, mode_of(self._module.modules()), trained
 
     def watch(self, data: Data) -> Any:
         """The context in which a plain step of this batch runs."""

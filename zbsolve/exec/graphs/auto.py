@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...util.errors import BadInput
 from ...util.text import format_bytes
 from ..backward.layer_split import LayerSplit, Loss
-from ..backward.replay import undisturbed
+from ..backward.replay import mode_of, undisturbed
 from ..backward.split import defer, restore
 from ..backward.stage import Split, Stage
 from ..base.part import Keeper
@@ -27,7 +27,7 @@ from ..choices import COSTS, SPLITS, Row, merged
 from ..memory import LiveBytes
 from .graph_split import Graphs, Saved, Zeros, graphs_of
 from .joint import Untraceable
-from .sharing import SharedGraphs, inputs_key, mode_of, shared_key
+from .sharing import SharedGraphs, inputs_key, shared_key
 
 MAKES: dict[str, Callable[[nn.Module, Any], Graphs]] = {
     "graph": graphs_of,

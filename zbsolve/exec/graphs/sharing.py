@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from functools import cache, partial
 from operator import itemgetter
@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from ...models.losses import auxiliary_losses
 from ..backward.layer_split import run_layers
-from ..backward.replay import as_written, undisturbed
+from ..backward.replay import as_written, mode_of, undisturbed
 from ..backward.stage import Split
 from ..base import torch_private as private
 from ..base.values import (
@@ -69,11 +69,6 @@ def shared_key(layer: nn.Module, x: Any) -> Any:
     if key is None:  # a layer shares with itself alone, in the same mode and with the same parameters trained
         key = id(layer), mode_of(layer.modules()), *(p.requires_grad for p in layer.parameters())
     return key, inputs_key(x)
-
-
-def mode_of(modules: Iterable[nn.Module]) -> tuple[Any, ...]:
-    """Of each module: is it in training mode, and are adapters of peft merged into its weights?"""
-    return tuple([(module.training, bool(vars(module).get("merged_adapters"))) for module in modules])
 
 
 def check_forward(layer: nn.Module, number: int, part: Split, x: Any, seed: int) -> None:

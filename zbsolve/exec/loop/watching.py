@@ -25,6 +25,7 @@ from ..reports import StepResult, trace_of
 from ..slack import more_than_plain
 from ..step_view import StepView
 from ..transport.peers import together
+from ..transport.wires import losing
 from .gradients import OnRank
 
 WHAT, LEAST_SECONDS = "watching", 1.0  # a search takes at least so long
@@ -189,9 +190,9 @@ def _stays(pipeline: Any) -> str:
 
 
 def _everywhere(pipeline: Any, body: bytes) -> bytes:
-    """`body` of rank 0 of the first pipeline, on all ranks, which call this together."""
-    bodies = [body]
-    for group in (pipeline.replicas if pipeline.rank == 0 else None, pipeline.group):
-        if group is not None:
+    """`body` of rank 0 of the first pipeline, on all ranks, which call this together. Raises LostRank."""
+    bodies, replicas = [body], pipeline.replicas if pipeline.rank == 0 else None
+    with losing(None):
+        for group in (other for other in (replicas, pipeline.group) if other is not None):
             dist.broadcast_object_list(bodies, group=group, group_src=0)
     return bodies[0]

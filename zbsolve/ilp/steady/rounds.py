@@ -158,18 +158,19 @@ def slowed_mean(rounds: Rounds, arcs: RoundArcs) -> CycleMean:
     """`largest_mean` where passes slow each other: rounds are simulated until some of them repeat. It names no cycle.
 
     What follows a moment depends only on which passes have begun, on the work left in those that run, and on ends for which
-    others wait. If all that is as it was some rounds before, those rounds repeat for ever, and their mean is exact. arcs:
-    between rounds that begin with the first pass of each stream's repeated order. Raises BadInput if none repeat.
+    others wait. If all that is as it was some rounds before, those rounds repeat for ever, and their mean is exact. (Rounds
+    that begin otherwise may come to another mean.) arcs: between rounds that begin with the first pass of each stream's
+    repeated order. Raises BadInput if none repeat.
     """
     number = 32
     while number == 32 or number * len(rounds.rows) <= MOST_SIMULATED:
         start, end, now = _simulated(rounds, arcs, number)
-        since = _since(arcs, start, end, now)
+        since = _since(arcs, start, now)
         for apart in range(1, number // 4):
             if time := _repeated_after(apart, start, end, now, since):
                 return CycleMean(Fraction(time, apart), ())
         number *= 2
-    raise BadInput(f"period: passes slow each other, and no {number // 8} rounds of this order repeat exactly")
+    raise BadInput(f"period: passes slow each other, and no {number // 8 - 1} rounds of this order or fewer repeat exactly")
 
 
 def _simulated(rounds: Rounds, arcs: RoundArcs, number: int) -> tuple[Ints, Ints, int]:
@@ -190,23 +191,21 @@ def _simulated(rounds: Rounds, arcs: RoundArcs, number: int) -> tuple[Ints, Ints
     return start, end, int(np.where(end == NEVER, -1, end).max(axis=0).min())
 
 
-def _since(arcs: RoundArcs, start: Ints, end: Ints, now: int) -> int:
-    """The earliest start, µs, on which what follows `now` depends: of the last pass that began of each place, of passes for
-    which others wait, and of those that ran beside what runs now."""
+def _since(arcs: RoundArcs, start: Ints, now: int) -> int:
+    """The earliest start, µs, on which what follows `now` depends: of the last pass that began of each place (one that runs
+    is such a pass), and of passes for which others wait."""
     begun, turn = start < now, np.arange(len(start))[:, None] + arcs.distance
-    running = np.where(begun & (end > now), start, now).min()
     later = np.where(turn < len(start), start[np.clip(turn, 0, len(start) - 1), arcs.after], NEVER) >= now
     held = np.where((turn >= 0) & later & begun[:, arcs.before], start[:, arcs.before], now)
-    beside = np.where(begun & (end > running), start, now)
-    return int(min(held.min(), np.where(begun, start, -1).max(axis=0).min(), beside.min()))
+    return int(min(held.min(), np.where(begun, start, -1).max(axis=0).min()))
 
 
 def _repeated_after(apart: int, start: Ints, end: Ints, now: int, since: int) -> int:
-    """µs after which everything is as it was, so many rounds later; 0 if it is not."""
+    """µs after which everything is as it was, so many rounds later; 0 if it is not. All passes that run at or after `since`
+    are compared, so also those that ran beside one that still runs and slowed it."""
     last = int((start[:, 0] < now).sum()) - 1
     time = int(start[last, 0] - start[last - apart, 0]) if last >= apart else 0
-    since = min(since, now - time)
-    own, twins = (start >= since) & (start < now), (start >= since - time) & (start < now - time)
+    own, twins = (end >= since) & (start < now), (end >= since - time) & (start < now - time)
     if own[:apart].any() or (own[apart:] != twins[:-apart]).any() or twins[-apart:].any():
         return 0
     over, before = np.minimum(end, now)[own] - time, np.minimum(end, now - time)[twins]

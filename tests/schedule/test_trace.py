@@ -18,9 +18,9 @@ from zbsolve.models.presets import mlp
 from zbsolve.schedule.trace import Switch
 from zbsolve.show.tracks import schedule_as_trace
 
-from .support.exec_tools import a_problem, random_schedule, run_here
-from .support.runs import one_f_one_b, random_run, run_of, trace_of
-from .support.trace_events import faults
+from ..support.exec_tools import a_problem, random_schedule, run_here
+from ..support.runs import one_f_one_b, random_run, run_of, trace_of
+from ..support.trace_events import faults
 
 
 @pytest.fixture

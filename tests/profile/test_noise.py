@@ -17,10 +17,10 @@ from zbsolve.interchange.traces.reading import read_trace
 from zbsolve.profile.noise import AIMS, Aim, Noise
 from zbsolve.schedule.timeline import Floats
 
-from .support.exhaustive import optimum, orders
-from .support.profiles import equal_layers
-from .support.recorded import SAMPLES, a_schedule, primus_run
-from .support.runs import trace_of
+from ..support.exhaustive import optimum, orders
+from ..support.profiles import equal_layers
+from ..support.recorded import SAMPLES, a_schedule, primus_run
+from ..support.runs import trace_of
 
 NOISE = Noise(rank=0.02, microbatch=0.2, single=0.05, stall=0.02, times=8)
 

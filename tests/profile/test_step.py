@@ -12,7 +12,7 @@ from zbsolve.partition.file import Partition, parse_partition
 from zbsolve.profile.step import OPEN, STEP_FIELDS
 from zbsolve.systems.problems import usual_schedule
 
-from .support.profiles import equal_layers, toy_profile
+from ..support.profiles import equal_layers, toy_profile
 
 
 @pytest.mark.parametrize("more", [{}, {"fused": True}, {"recompute": "all"}, {"placement": "vee"}, {"objective": "span"}])

@@ -89,7 +89,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     with suppress(ImportError):
         for limit in ("GRACE", "CONNECT_SECONDS"):
             monkeypatch.setattr(f"zbsolve.util.dask_workers.{limit}", 300.0)
-    monkeypatch.setattr("zbsolve.workers.workers.GRACE", 300.0)
+    monkeypatch.setattr("zbsolve.util.workers.GRACE", 300.0)
 
 
 def answers(workers: Workers, *tasks: str) -> dict[int, str]:
