@@ -173,8 +173,8 @@ def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
         except BadInput as error:
             if error.__cause__ is None:  # it is not the user's function that failed
                 raise
-            why = "an estimate builds it without real tensors, and that fails: measure it"
-            raise BadInput(f"model '{spec}': {why} ({one_line(error.__cause__)})") from error
+            why = f"an estimate builds it without real tensors, and that fails: measure it ({one_line(error.__cause__)})"
+            raise BadInput(f"model '{spec}': {why}") from error
     return load(spec, seed)
 
 

@@ -68,9 +68,8 @@ def called_by(layer: nn.Module, names: Names, x: Any) -> Any:
     y = layer(row, *(sides[name] for name in takes))
     if gives:
         if not isinstance(y, tuple) or len(y) != 1 + len(gives):
-            got = f"{len(y)} values" if isinstance(y, tuple) else f"a {type(y).__name__}"
             says = f"its output and after it {', '.join(map(repr, gives))}, as a tuple"
-            raise BadInput(f"{type(layer).__name__}: 'gives' says that it returns {says}; it returns {got}")
+            raise BadInput(f"{type(layer).__name__}: 'gives' says that it returns {says}; it returns a {type(y).__name__}")
         y, sides = y[0], {**sides, **dict(zip(gives, y[1:], strict=True))}
     return Carried(y, sides) if sides else y
 
