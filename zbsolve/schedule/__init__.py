@@ -1,4 +1,4 @@
-"""An order of a step's passes with its certificate, and what follows from both: times, memory, messages, traces."""
+"""An order of a step's passes and its certificate; its times, memory and messages; and what a run measured."""
 
 from .schedule import GIVEN as GIVEN
 from .schedule import IMPORTED as IMPORTED

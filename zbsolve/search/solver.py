@@ -32,7 +32,7 @@ from ..profile.noise import Aim
 from ..schedule import LayerRow, Schedule
 from ..schedule.handover import lacking, most_waiting
 from ..systems.table import PRESETS, is_named, name_on, preset, presets_of
-from ..util.clock import Clock
+from ..util.clock import LEAST_TIME, Clock
 from ..util.errors import BadInput, Infeasible, NotFound, ZbsolveError, interruption
 from ..util.kernels import before_compiling
 from ..util.text import exact_bytes
@@ -145,8 +145,9 @@ def solve(
     check_options(method, solver, prefer, problem.objective)
     if method == "auto":
         ready(isinstance(prefer, Aim))
-    waits = max(0.0, WAITS_SHARE * seconds) if problem.slowdowns and effort is None else 0.0
-    seconds -= waits
+    waits = None
+    if problem.slowdowns and effort is None and seconds > 0:
+        waits, seconds = WAITS_SHARE * seconds, (1 - WAITS_SHARE) * seconds
     clock, further = value_clock(seconds, effort, prefer), 0.0
     state = State(problem, clock, work_bound(problem), progress=progress, contest=contest)
     amount, state.patience = clock.total, PATIENCE * clock.left
@@ -162,14 +163,14 @@ def solve(
             raise
         clock.stop()
         contest.interrupted()
-        prefer = None
+        prefer, waits = None, LEAST_TIME
         if state.lean is None:
             raise pressed from None
     if state.lean is None:
         raise _nothing(state, method)
     used, best = clock.used + further, with_syncs(state.lean)
     if method in METHODS and best.timeline().value > state.bound.value:
-        waiting = with_waits(best, Clock(waits) if waits else None)
+        waiting = with_waits(best, None if waits is None else Clock(waits))
         if waiting is not best and not (verify(waiting.problem, waiting) or lacking(waiting).any()):
             best = waiting
     certificate = certificate_of(best, state.bound, state.lean_solver, 0.0 if clock.counted else used, seed)

@@ -250,5 +250,5 @@ def long_systems_of(problem: Problem) -> Iterator[LongSystem]:
 
 
 def lane_order(problem: Problem, microbatches: int, system: LongSystem) -> tuple[Ints, ...]:
-    """The lanes of each rank, rows of `problem`, in the order in which it runs them: see `long_steps.RepeatedSchedule`."""
+    """The lanes of each rank, rows of `problem`, in the order in which it runs them: see `RepeatedSchedule`."""
     return tuple(system.order.rows(step_in_lanes(problem, microbatches, system.name)).values())
