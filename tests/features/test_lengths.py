@@ -149,8 +149,8 @@ def test_named_orders_and_moves() -> None:
         " order=given": (30, 10, 50, 20, 40),
         " order=shortest first": (10, 20, 30, 40, 50),
         " order=longest first": (50, 40, 30, 20, 10),
-        " order=longest in the middle": (10, 30, 50, 40, 20),
-        " order=shortest in the middle": (50, 30, 10, 20, 40),
+        " order=longest in the middle: 10,30,50,40,20": (10, 30, 50, 40, 20),
+        " order=shortest in the middle: 50,30,10,20,40": (50, 30, 10, 20, 40),
     }
     given = replace(step, order="given")
     found = [one.lengths for _, one in LENGTHS.moves[0].near(Now(given, step, PROFILE, "", ()))]
@@ -246,6 +246,8 @@ def test_wrong_use_is_named() -> None:
         Step(2, 1, lengths=((4, 8),))
     with pytest.raises(BadInput, match="order 'free': microbatches are alike"):
         Step(2, 3, order="auto")
+    with pytest.raises(BadInput, match="order 'free': sizes that the search decides come in turn"):
+        Step(2, 3, sizes="auto", order="auto")
     with pytest.raises(BadInput, match="lengths: the profile does not say how many tokens"):
         Step(2, 2, lengths=(10, 20)).problem(replace(PROFILE, facts={}))
     with pytest.raises(BadInput, match="lengths: the profile's microbatches differ already"):

@@ -11,13 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from zbsolve import BadInput, Batch, Layer, Link, Problem, Profile, Step, bound_over_sizes, preset, solve, solve_auto, verify
+from zbsolve import (
+    BadInput,
+    Batch,
+    Layer,
+    Link,
+    Problem,
+    Profile,
+    Schedule,
+    Step,
+    bound_over_sizes,
+    preset,
+    solve,
+    solve_auto,
+    verify,
+)
 from zbsolve.cli import main
 from zbsolve.features.feature import Now
 from zbsolve.features.lengths import LENGTHS
 from zbsolve.features.sizes import SIZES, of_sizes
 from zbsolve.profile import from_trace
 from zbsolve.profile.known_steps import step_again
+from zbsolve.util.text import counted
 
 from ..support.exact_streams import optimum
 from ..support.runs import trace_of
@@ -314,8 +329,12 @@ def test_the_command_says_sizes_and_a_bound(tmp_path: Path, capsys: pytest.Captu
     ]
     assert main(["numbers", *numbers]) == 0
     capsys.readouterr()
-    step = ["--ranks", "2", "--microbatches", "3", "--sizes", "auto:12", "--effort", "0.1", "--json"]
-    assert main(["solve", str(path), *step]) == 0
+    step = ["--ranks", "2", "--microbatches", "3", "--sizes", "auto:12", "--effort", "0.1"]
+    assert main(["solve", str(path), *step, "-o", str(tmp_path / "sizes.json")]) == 0
+    sizes = Schedule.load(tmp_path / "sizes.json").problem.sizes
+    assert f"sequences of the microbatches: {counted(sizes)}\n" in capsys.readouterr().out
+    assert sum(sizes) == 12
+    assert main(["solve", str(path), *step, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     (bound,) = said["bound_of_every_size of microbatches"].values()
     assert bound <= said["value"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zbsolve import BadInput, Infeasible, NotFound, Pass, Problem, Schedule, pipeline, preset, solve, updates, verify
+from zbsolve import BadInput, Edge, Infeasible, NotFound, Pass, Problem, Schedule, pipeline, preset, solve, updates, verify
 from zbsolve.build import with_exchange, with_sharding
 from zbsolve.cli import main
 from zbsolve.greedy.arrays.microbatch import microbatch_graph, with_mean_microbatches
@@ -110,6 +110,15 @@ def test_memory_arcs_count_microbatches_that_hold_little():
     assert arcs.shift[bw, f] == 4  # not 2: 0BW2 comes before no F
 
 
+def test_what_side_streams_hold_counts_only_where_all_passes_of_a_lane_take_memory():
+    """0Q0 holds its byte while 0F0 takes one, but not while 0F1 runs, which takes none: it may start before 0B0."""
+    streams = {"O": "d2h:0", "F": "compute:0", "B": "compute:0"}
+    passes = [Pass(kind, 0, i, 0, 1, streams=(stream,)) for i in (0, 1) for kind, stream in streams.items()]
+    edges = [Edge("0O0", "0F0", bytes=1), Edge("0F0", "0B0", lag=3, bytes=1), Edge("0O1", "0F1", bytes=2)]
+    problem = Problem.of(passes, edges, capacity=[3])
+    assert max(bound.value for bound in all_closed_forms(problem)) <= optimum(problem) == 7
+
+
 def test_order_by_microbatch_is_assumed_where_they_differ():
     """A short microbatch first fills the second rank sooner: the best order of all is none by microbatch."""
     problem = pipeline([[9, 1], [1, 1]], BW=[[1, 1], [1, 9]], microbatches=2)
@@ -117,6 +126,8 @@ def test_order_by_microbatch_is_assumed_where_they_differ():
     schedule = solve(problem, effort=0.2)
     assert schedule.certificate.bound == schedule.certificate.value == exhaustive_optimum(problem, lanes=True)
     assert schedule.certificate.proof.endswith(IN_ORDER)
+    listed = problem.only(np.arange(len(problem.passes))[::-1])
+    assert solve(listed, effort=0.2).certificate.bound == schedule.certificate.bound  # however the table lists them
     assert verdict_line(compare_schedules([("this", schedule)])).endswith("no order of its passes by microbatch is shorter")
     assert "proven optimal: no order by microbatch is shorter" in to_svg(comparison_drawing([("this", schedule)]))
     assert recheck(problem, Bound(schedule.certificate.bound, "", schedule.certificate.relaxation), 5.0).proof.endswith(

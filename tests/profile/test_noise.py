@@ -332,4 +332,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "run.json: one step does not say how times vary: at least 3 are needed" in capsys.readouterr().err
     for nothing in ("nothing", ""):
         assert main(["compare", *paths, "--noise", nothing]) == 2
-        assert f"noise '{nothing}': rank=1%" in capsys.readouterr().err
+        assert f"noise '{nothing}': step=1%,rank=1%" in capsys.readouterr().err

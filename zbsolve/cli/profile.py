@@ -265,6 +265,7 @@ def _ranks_in_words(profile: Profile, told: bool) -> str:
         return (
             f"{steps}; only a base profile tells whether a rank is slow or its stages are long (profile BASE --from-trace)"
         )
-    ratios = " ".join(f"{fact:.3f}" for fact in profile.facts["rank_ratios"])
+    ratios, scale = " ".join(f"{fact:.3f}" for fact in profile.facts["rank_ratios"]), profile.facts["link_scale"]
+    ratios += f"; messages take {scale:.2f} times as long as its schedule says" * (profile.facts["messages_heard"] > 0)
     slow = [f"rank {rank} takes {f:.2f} times as long" for rank, f in enumerate(profile.rank_factors) if f != 1]
     return f"{steps}; ranks {ratios}\n{'; '.join(slow) if slow else 'all ranks are alike'}"

@@ -143,21 +143,18 @@ def _opened(path: str) -> tuple[Schedule | Trace, str]:
     """The schedule or trace in the file, and a line to print below its chart. Raises BadInput."""
     from ..interchange.traces.reading import others_trace
     from ..long_steps.files import KIND, load, schedule_to_show
+    from ..search.certify import from_file
 
     foreign = others_trace(path)
     if foreign is not None:
         return foreign, ""
     if path != "-" and document_kind(path) == KIND:
-        return schedule_to_show(load(path), path), ""
+        return from_file(schedule_to_show(load(path), path)), ""
     kind, body = read_one_of(path, ("schedule", "trace", "plan"))
     if kind == "trace":
         return Trace.from_json(body, path), ""
-    if kind == "schedule":
-        return Schedule.from_json(body, path), ""
-    schedule = Schedule.from_json(body.get("schedule", {}), path)
-    if schedule.certificate is not None:
-        schedule = schedule.certified(schedule.certificate.unchecked())
-    return schedule, _plan_line(body, schedule, path)
+    schedule = from_file(Schedule.from_json(body if kind == "schedule" else body.get("schedule", {}), path))
+    return schedule, "" if kind == "schedule" else _plan_line(body, schedule, path)
 
 
 def _plan_line(body: Mapping[str, Any], schedule: Schedule, path: str) -> str:

@@ -162,7 +162,8 @@ def _check(step: Any) -> None:
     if step.order not in (GIVEN, AUTO):
         raise BadInput(f"order '{step.order}': {GIVEN} or {FREE}")
     if is_auto(step.order) and not _unlike(step):
-        raise BadInput("order 'free': microbatches are alike: give their lengths or sizes")
+        alike = "microbatches are alike: give their lengths or sizes"
+        raise BadInput(f"order 'free': {'sizes that the search decides come in turn' if is_auto(step.sizes) else alike}")
 
 
 def _lengths(step: Any) -> Lengths:
@@ -254,7 +255,8 @@ def _choices(step: Any) -> list[Named]:
     hill, valley = [*up[::2], *up[1::2][::-1]], [*down[::2], *down[1::2][::-1]]
     orders = {GIVEN: list(range(len(up))), **dict(zip(SHAPES, (up, down, hill, valley), strict=True))}
     steps = {tuple(each[i] for i in numbers): (name, numbers) for name, numbers in reversed(orders.items())}
-    return [(f" order={name}", in_order(step, numbers)) for name, numbers in reversed(steps.values())]
+    said = {turn: f": {','.join(map(_as_text, turn))}" * ("middle" in name) for turn, (name, _) in steps.items()}
+    return [(f" order={name}{said[turn]}", in_order(step, rows)) for turn, (name, rows) in reversed(steps.items())]
 
 
 def _moves(now: Now) -> Iterator[Named]:

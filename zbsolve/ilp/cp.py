@@ -51,7 +51,7 @@ def make_solver(seconds: float, workers: int, *, seed: int | None = None, effort
 
 @dataclass(frozen=True)
 class CpResult:
-    """schedule: None if none was found in time. bound: holds for every schedule whose lanes run in table order, µs.
+    """schedule: None if none was found in time. bound: holds for every schedule whose lanes run by number, µs.
     infeasible: whether CP-SAT proved that no schedule is within the limit."""
 
     schedule: Schedule | None
@@ -176,7 +176,7 @@ def _streams(m: CpModel) -> None:
 
 
 def _edges(m: CpModel) -> None:
-    """A pass waits for the end of the one before, and for the lag. Lanes run in table order (symmetry)."""
+    """A pass waits for the end of the one before, and for the lag. Lanes run by number (symmetry)."""
     arcs = Precedence.of(m.problem, m.problem.lanes)
     for i, j, lag in zip(arcs.before.tolist(), arcs.after.tolist(), arcs.lag.tolist(), strict=True):
         m.model.add(m.start[j] >= m.end[i] + lag)

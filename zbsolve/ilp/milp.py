@@ -71,7 +71,7 @@ def build_milp(problem: Problem, bound: int, limit: int) -> MilpModel:
 
 
 def _edges(m: MilpModel) -> None:
-    """A pass waits for the end of the one before, and for the lag; lanes run in table order."""
+    """A pass waits for the end of the one before, and for the lag; lanes run by number."""
     arcs, duration = Precedence.of(m.problem, m.problem.lanes), m.problem.passes.duration.tolist()
     for i, j, lag in zip(arcs.before.tolist(), arcs.after.tolist(), arcs.lag.tolist(), strict=True):
         m.model.addConstraint(m.start[j] >= m.start[i] + duration[i] + lag)

@@ -371,14 +371,14 @@ class Problem:
 
     @cached_property
     def lanes(self) -> list[Ints]:
-        """Rows of the passes of each lane: one kind, stage, slice and rank on the same streams, in table order.
+        """Rows of the passes of each lane: one kind, stage, slice and rank on the same streams, by number of microbatch.
 
         Solvers keep lanes in this order. If microbatches are `alike` no optimum is lost, by symmetry; otherwise their bounds
         assume it. Passes of free kinds (see `kinds.Kind`) form a lane only where edges put them into a row."""
         p, e = self.passes, self.edges
         key = ((p.rank * self.stages + p.stage) * len(KINDS) + p.kind) * self.slices + p.slice
         key = key * len(p.stream_sets) + p.streams
-        rows = np.argsort(key, kind="stable")
+        rows = np.lexsort((p.microbatch, key))
         apart = np.diff(key[rows]) != 0
         if (free := p.that(free=True)[rows[1:]]).any():
             apart |= free & ~np.isin(rows[:-1] * len(p) + rows[1:], e.before * len(p) + e.after)
@@ -407,7 +407,7 @@ class Problem:
 
     @cached_property
     def ordered(self) -> bool:
-        """Whether bounds hold only for schedules whose lanes run in table order. So it is if microbatches differ, or if one
+        """Whether bounds hold only for schedules whose lanes run by number. So it is if microbatches differ, or if one
         waits for another; if a lane has several passes of no microbatch (gathers, updates), or if such a pass has edges with
         some passes of a lane and not with all."""
         p, e = self.passes, self.edges

@@ -135,7 +135,7 @@ class Noise:
             name, _, value = part.strip().partition("=")
             if name not in fields or fields[name] in parts:
                 known = "or a trace's file" if "=" in part else "and no trace's file has this name"
-                raise BadInput(f"noise '{part}': rank=1%,microbatch=20%,pass=3%,stall=0.1%x8, each once, {known}")
+                raise BadInput(f"noise '{part}': step=1%,rank=1%,microbatch=20%,pass=3%,stall=0.1%x8, each once, {known}")
             stalls = STALL.fullmatch(value) if name == "stall" else None
             if name == "stall" and stalls is None:
                 raise BadInput(f"noise '{part}': a chance, and how many times as long: stall=0.1%x8")

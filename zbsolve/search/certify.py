@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ..problem import Problem
 from ..schedule import GIVEN, Certificate, Schedule
 from ..util.clock import Clock
 from ..util.errors import BadInput, WrongBound
+from ..util.text import exact_time
 from ..verifier import Violation, verify
 from .finder import prove
 from .state import State
@@ -29,7 +31,7 @@ def work_bound(problem: Problem) -> Bound:
 def certificate_of(schedule: Schedule, bound: Bound, solver: str, seconds: float = 0.0, seed: int = 0) -> Certificate:
     """The certificate of a schedule whose problem has this `bound`.
 
-    Bounds hold for schedules whose lanes run in table order; where microbatches differ, the proof says so. A schedule with
+    Bounds hold for schedules whose lanes run by number; where microbatches differ, the proof says so. A schedule with
     another order of a lane may be shorter: its bound is the busiest rank's work. Raises WrongBound if a bound is false.
     """
     value, problem = int(schedule.timeline().value), schedule.problem
@@ -49,19 +51,28 @@ def certified_as(schedule: Schedule, known: Certificate, solver: str) -> Schedul
 
 
 def proven(schedule: Schedule) -> Schedule:
-    """The schedule with a certificate: its own, marked where closed forms do not prove it again, or one by these. Raises
-    BadInput if the schedule is not valid."""
-    stated = schedule.certificate
-    if stated is None:
+    """The schedule with a certificate: its own, as `from_file` has it, or one by closed forms. Raises BadInput if the
+    schedule is not valid."""
+    if schedule.certificate is None:
         return certified(schedule, GIVEN)
     for violation in verify(schedule.problem, schedule):
         raise BadInput(str(violation))
-    quick = certified(schedule, GIVEN).certificate
-    return schedule if quick is not None and stated.bound <= quick.bound else schedule.certified(stated.unchecked())
+    return from_file(schedule)
+
+
+def from_file(schedule: Schedule, seconds: float = 60.0) -> Schedule:
+    """A schedule that a file states: its certificate is marked (`unchecked`) if its value is another than the schedule's, or
+    if its bound is not proven again in so many seconds without a search."""
+    stated = schedule.certificate
+    if stated is None or not stated.checked:
+        return schedule
+    again: str | Violation | None = next(iter(verify(schedule.problem, schedule)), None)
+    again = again or proven_again(replace(schedule, every_split=None), stated, seconds, search=False)
+    return schedule.certified(replace(stated, proof=again) if isinstance(again, str) else stated.unchecked())
 
 
 def check_bound(schedule: Schedule, bound: int, proof: str) -> None:
-    """Raise WrongBound if `bound` is above the value of a schedule whose lanes run in table order.
+    """Raise WrongBound if `bound` is above the value of a schedule whose lanes run by number.
 
     A hint's lanes may run in another order, and where microbatches differ such a schedule may be shorter than the bound.
     """
@@ -74,7 +85,7 @@ def check_bound(schedule: Schedule, bound: int, proof: str) -> None:
 
 
 def out_of_order(schedule: Schedule) -> tuple[str, ...]:
-    """Two passes of a lane that do not run in table order, in the order in which they run; () if all lanes do."""
+    """Two passes of a lane that do not run by number, in the order in which they run; () if all lanes do."""
     problem = schedule.problem
     at = np.zeros(len(problem.passes), np.int64)
     for rows in schedule.sequences.values():
@@ -91,9 +102,8 @@ def certified(
     """`schedule` with a certificate that names `solver`, and the highest bound that is proven in so many seconds. None: by
     closed forms, or of a large problem the work of the busiest rank. Raises BadInput if the schedule is not valid."""
     problem = schedule.problem
-    violations = verify(problem, Schedule(problem, schedule.order, schedule.syncs))
-    if violations:
-        raise BadInput(f"schedule: {violations[0]}")
+    for violation in verify(problem, Schedule(problem, schedule.order, schedule.syncs)):
+        raise BadInput(f"schedule: {violation}")
     bound, used = work_bound(problem), 0.0
     if seconds is None:
         if len(problem.passes) <= QUICK_PASSES:
@@ -127,6 +137,6 @@ def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, sea
 
     if why := every_split.proven_again(Splits.told(every, problem), every, seconds):
         return Violation("bound", (), f"bound of every split: {why}")
-    text = f"{again.proof}; every split of its layers takes {every.bound} µs or more"
+    text = f"{again.proof}; every split of its layers takes {exact_time(every.bound)} or more"
     text += f", by cuts of {len(every.looked)} splits" if every.looked else ""
     return text + (f", and {len(every.apart)} others one by one" if every.apart else "")

@@ -74,7 +74,7 @@ def least_peaks(begin: Schedule, prefer: str, clock: Clock, seed: int, ask: Ask)
     """Schedules with lower and lower peaks, from `begin` on, while the clock has time. They have its value if time is
     preferred, else at most 1 % more. The first comes at once.
 
-    ask: searches the answer of a question. The floor holds for schedules whose lanes run in table order, as bounds do. Large
+    ask: searches the answer of a question. The floor holds for schedules whose lanes run by number, as bounds do. Large
     problems are left as they are, since one question would take too long.
     """
     value = int(begin.timeline().value)

@@ -34,7 +34,7 @@ def _stalls(trace: Trace, stalls: tuple[Stall, ...]) -> Iterator[str]:
         usual = f"{format_time(stall.took)} in place of {format_time(stall.usual)}"
         yield f"stall: step {printable(str(step))}, {stall.name} on rank {stall.rank}: {usual}; {without}"
     if len(stalls) > MAX_STALLS:
-        yield f"and {len(stalls) - MAX_STALLS} more stalls"
+        yield f"and {(more := len(stalls) - MAX_STALLS)} more stall{'s' * (more != 1)}"
 
 
 def _messages_and_lengths(trace: Trace) -> Iterator[str]:

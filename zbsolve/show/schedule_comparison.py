@@ -130,7 +130,7 @@ def compare_schedules(named: Sequence[tuple[str, Schedule]], absent: Sequence[tu
 
 def _with_shared_bounds(rows: Sequence[ComparedSchedule]) -> tuple[ComparedSchedule, ...]:
     """The rows with the highest bound that was proven with any schedule of the same problem. A row that is shorter than it
-    keeps its own: the bound is for lanes in the table's order, and the row's order may differ from that."""
+    keeps its own: the bound is for lanes by number, and the row's order may differ from that."""
     known = sorted((row.certificate for row in rows if row.certificate), key=lambda proof: proof.bound)
     highest = {proof.digest: proof for proof in known if proof.checked}
     compared_schedules = list(rows)

@@ -205,6 +205,7 @@ def solved_as_text(solved: Solved) -> str:
         placement_line(schedule.problem),
     ]
     lines += _slices_in_words(schedule.problem)
+    lines += [f"sequences of the microbatches: {counted(schedule.problem.sizes)}"] * bool(schedule.problem.sizes)
     lines += [] if solved.work is None else [_work_in_words(schedule, solved.work)]
     if solved.moved is not None:
         lines.append(_moved_in_words(schedule, *solved.moved))
@@ -236,7 +237,7 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
     """The cost of passes of the feature `work`, and what is proven about it."""
     facts, value = work.facts(schedule), round(schedule.timeline().value)
     alone, least, most = facts["value_alone"], facts["bound_alone"], facts.get("most")
-    pieces = "" if most is None else f" ({facts['pieces']} pieces)"
+    pieces = "" if most is None else f" ({facts['pieces']} piece{'s' * (facts['pieces'] != 1)})"
     text = f"{facts['share']:.1%} of all ranks' time{pieces} does this work"
     by = " by microbatch" * schedule.problem.ordered
     if value > least and work.found is None:
@@ -262,8 +263,7 @@ def _noise_lines(least_under_noise: LeastUnderNoise) -> list[str]:
     for name, spread in drawn.spreads.items():
         ranked = (f"{show(at)} ({show(low)} to {show(high)})" for at, low, high in map(spread.at, (0.5, 0.95, 0.99)))
         rows.append((name, show(spread.given), "{} ± {}".format(*map(show, spread.mean)), *ranked))
-    least, low, high = least_under_noise.less
-    bound = least_under_noise.bound
+    (least, low, high), bound = least_under_noise.less, least_under_noise.bound
     return [
         f"times vary: {drawn.noise}; {drawn.draws:,} steps that nothing was chosen by (95 % intervals)",
         *aligned(rows),
@@ -293,6 +293,7 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
         proven = [row.placement for row in solved.tried if not row.why and kept and kept.bound >= every[row.placement]]
         proof = f"the schedule's file proves that of {proven[0]} (check --bound)" if proven else "no certificate says that"
         by = " in orders by microbatch" * (solved.schedule.problem.ordered and what not in (ORDER, SIZES))
+        by += " with the splits tried" * (what != PARTITION)
         yield f"each bound is for its own {what}; for every {what}: at least {least}{by}; {proof}"
 
 

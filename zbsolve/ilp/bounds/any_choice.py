@@ -44,7 +44,7 @@ def bound_over_choices(problem: Problem) -> Bound:
 
     A choice is the same step with the same copy times, capacities and pools, but each pair of copies is left out, or moves a
     fraction from 0 to 1 of its bytes in that fraction of its time, rounded as `with_offload` does. `problem` is one choice,
-    so certificates of its schedules may name this bound, and `recheck` proves it again. Lanes run in table order.
+    so certificates of its schedules may name this bound, and `recheck` proves it again. Lanes run by number.
 
     Proof. A schedule of any choice, without its copies, is a schedule of the step alone. It needs no more room on a device
     than there is on the device and in the pools to which it may copy (`with_more_room`, `in_one_pool`). So bounds of the
@@ -122,7 +122,7 @@ def longest(problem: Problem, length: Ints, back: bool = False) -> Ints:
 
 
 def bound_over_orders(problem: Problem) -> int:
-    """A lower bound over every order of microbatches, µs: it does not assume that lanes run in table order.
+    """A lower bound over every order of microbatches, µs: it does not assume that lanes run by number.
 
     It is the longest path of the graph without the order of lanes; and each stream as one machine, whose passes have the
     longest paths before and behind them as heads and tails (Carlier, 1982). Memory is ignored. For the span it is the work

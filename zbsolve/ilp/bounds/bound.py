@@ -29,7 +29,7 @@ IN_ORDER = "this is about orders that run each stage's microbatches by number"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A lower bound on the value of every schedule whose lanes run in table order.
+    """A lower bound on the value of every schedule whose lanes run by number.
 
     value: µs. proof: why, in words. kind: the relaxation, one of those above. ranks: the ranks that it keeps. kind and ranks
     are enough to prove the bound again (`recheck`).
@@ -43,7 +43,7 @@ class Bound:
 
 def with_assumption(bound: Bound, problem: Problem) -> Bound:
     """The bound with notes in its proof: with slowdowns, that it ignores them, as all but CP-SAT do; for `ordered` problems,
-    that it assumes lanes in table order. The work of the busiest rank assumes nothing."""
+    that it assumes lanes by number. The work of the busiest rank assumes nothing."""
     note = SLOWED if ALL_ORDERS in bound.proof else ALONE
     if problem.slowdowns and note not in bound.proof:
         bound = replace(bound, proof=f"{bound.proof}; {note}")

@@ -46,7 +46,7 @@ _known: WeakKeyDictionary[Problem, Beside] = WeakKeyDictionary()
 
 
 def held_beside(problem: Problem) -> Beside:
-    """What side streams hold, kept while the problem lives. It is about schedules whose lanes run in table order."""
+    """What side streams hold, kept while the problem lives. It is about schedules whose lanes run by number."""
     if problem not in _known:
         _known[problem] = _held_beside(problem)
     return _known[problem]
@@ -65,8 +65,7 @@ def bytes_within(problem: Problem, passes: Ints) -> tuple[Ints, Ints]:
 def _held_beside(problem: Problem) -> Beside:
     edges, p, computing = problem.edges, problem.passes, problem.computing
     rows = np.flatnonzero((problem.device_bytes > 0) & ~(computing[edges.before] & computing[edges.after]))
-    nothing = np.zeros(0, np.int64)
-    none = Beside(nothing, nothing, nothing, np.zeros(problem.ranks, np.int64))
+    none = Beside(*(np.zeros(number, np.int64) for number in (0, 0, 0, problem.ranks)))
     if len(rows) == 0 or len(rows) * len(edges) > MAX_VISITS:
         return none
     lanes = problem.lanes
@@ -173,7 +172,7 @@ def add_memory_arcs(problem: Problem, place: Ints, shift: Ints, arcs: Arcs) -> b
 
     place: of each pass in its lane. shift[l, m]: the least known n such that for every k pass k of lane l comes before pass
     k + n of lane m, or is it (`INFINITE`: none is known). Within a lane passes run in order. Only edges between passes of
-    equal place count. For compute passes that take memory, the room is less by what side streams hold whenever these start.
+    equal place count. For compute passes that all take memory, the room is less by what side streams hold when these start.
     """
     a, beside, lower = arrays_of(problem), held_beside(problem), False
     counted = place[problem.edges.before] == place[problem.edges.after]
@@ -189,7 +188,8 @@ def add_memory_arcs(problem: Problem, place: Ints, shift: Ints, arcs: Arcs) -> b
         if len(takers) * len(freers) * held.total.size > MAX_VISITS:
             continue
         for f, t in _open_pairs(lanes, shift, freers, takers):
-            left = max(0, room - always) if problem.computing[a.first_pass[t]] else room
+            own = a.lane_passes[a.lane_first[t] : a.lane_first[t + 1]]
+            left = max(0, room - always) if problem.computing[own[0]] and problem.taken[own].all() else room
             lower |= _bind(held, lanes, shift, (f, t), left, arcs, pool)
     return lower
 

@@ -1,4 +1,4 @@
-"""Necessary arcs: which pass must wait for which in every schedule whose lanes run in table order; and longest paths on
+"""Necessary arcs: which pass must wait for which in every schedule whose lanes run by number; and longest paths on
 them.
 
 They have three sources: the problem's edges; the chain of each lane, whose passes share a stream and run in order; and

@@ -11,7 +11,7 @@ from ...schedule.trace import Trace
 from ...util.errors import BadInput
 from ...util.text import format_bytes, format_time, printable
 from ..comparison import NOT_COUNTED, check_trace, step_time
-from ..sentences import by_microbatch, certificate_lines, headline, pool_lines, value_line
+from ..sentences import by_microbatch, certificate_lines, headline, pool_lines, value_line, without_notes
 from .drawing import (
     LINE,
     SOFT,
@@ -52,7 +52,7 @@ def schedule_drawing(schedule: Schedule, trace: Trace | None = None, style: Styl
         both = ("predicted", "", runs[0][1]), ("measured", f" (memory: {NOT_COUNTED})" if unsure else "", measured)
         runs = [(f"{name}: {format_time(step_time(timeline))}{note}", timeline) for name, note, timeline in both]
     notes = [value_line(schedule), *pool_lines(schedule), *certificate_lines(schedule)]
-    return _Chart(runs, style).drawing(headline(schedule), notes)
+    return _Chart(runs, style).drawing(without_notes(headline(schedule)), notes)
 
 
 def comparison_drawing(named: Sequence[tuple[str, Schedule]], style: Style = USUAL) -> Drawing:
@@ -64,7 +64,7 @@ def comparison_drawing(named: Sequence[tuple[str, Schedule]], style: Style = USU
     bases = [None, *[named[0]] * (len(named) - 1)]
     runs = [(_caption(*row, base), row[1].timeline()) for row, base in zip(named, bases, strict=True)]
     objective = named[0][1].problem.objective
-    title = f"{len(named)} schedules on one axis of time ({objective}): {headline(named[0][1], of_all=True)}"
+    title = f"{len(named)} schedules on one axis of time ({objective}): {without_notes(headline(named[0][1], of_all=True))}"
     return _Chart(runs, style, base).drawing(title, [], " ".join(caption for caption, _ in runs))
 
 
