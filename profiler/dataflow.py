@@ -167,8 +167,14 @@ def load_fake(spec: str, seed: int, mode: FakeTensorMode) -> Model:
     """The model called `spec`, to be built under `mode`. A user's own function also runs under it, so that its layers take
     no memory. Raises BadInput."""
     if ":" in spec and not spec.startswith("hf:"):
-        with mode, convertible():
-            return load(spec, seed)
+        try:
+            with mode, convertible():
+                return load(spec, seed)
+        except BadInput as error:
+            if error.__cause__ is None:  # it is not the user's function that failed
+                raise
+            why = f"an estimate builds it without real tensors, and that fails: measure it ({one_line(error.__cause__)})"
+            raise BadInput(f"model '{spec}': {why}") from error
     return load(spec, seed)
 
 

@@ -132,22 +132,20 @@ def estimates(spec: str, on: str, sequences: Iterable[int], most: int) -> list[P
 def _looked_at(model: Model, mode: FakeTensorMode) -> _Look:
     """Examine one layer of each kind with fake tensors. Raises BadInput."""
     try:
-        through = flow(model, real=False)
-        taken, kinds = chosen(through.prints, through.inputs, through.output, 1)
-        with mode, quiet(), FusedNorms():
-            stages = stages_of(model, taken)
-            batch = batch_of(model, mode)
-            work: dict[int, PassOps] = {}
-            for stage in stages:
-                with naming(f"model '{model.name}': {place(model, stage.first)} cannot be estimated"):
-                    work |= passes([stage], through, batch)
-            memory = dict(zip(taken, held(model, stages), strict=True))
+        with naming(f"model '{model.name}': it cannot be estimated"):
+            through = flow(model, real=False)
+            taken, kinds = chosen(through.prints, through.inputs, through.output, 1)
+            with mode, quiet(), FusedNorms():
+                stages = stages_of(model, taken)
+                batch = batch_of(model, mode)
+                work: dict[int, PassOps] = {}
+                for stage in stages:
+                    with naming(f"model '{model.name}': {place(model, stage.first)} cannot be estimated"):
+                        work |= passes([stage], through, batch)
+                memory = dict(zip(taken, held(model, stages), strict=True))
     except FAKE_REFUSALS as error:
-        raise BadInput(f"model '{model.name}': its layers read numbers, so it cannot be estimated: {error}") from None
-    except BadInput:
-        raise
-    except Exception as error:
-        raise BadInput(f"model '{model.name}': it cannot be estimated: {one_line(error)}") from error
+        why = "its layers read values, and an estimate has none: measure it"
+        raise BadInput(f"model '{model.name}': {why} ({error})") from None
     return _Look(through, taken, kinds, work, memory, [p for stage in stages for p in stage.parameters()])
 
 

@@ -233,6 +233,8 @@ def loss():
     return [nn.Linear(4, 4)], (torch.randn(2, 4), torch.randn(3, 3)), nn.functional.cross_entropy
 def branch():
     return [nn.Linear(4, 4), Branch()], torch.randn(2, 4)
+def read():
+    return [nn.Linear(4, int(torch.ones(1)))], torch.randn(2, 4)
 def prints():
     print("loading my model")
     return [nn.Linear(4, 4), nn.Linear(4, 4)], torch.randn(2, 4)
@@ -262,6 +264,12 @@ def test_what_does_not_work_is_said_in_one_line(
     tired = r"^model 'bad_models:tired': layer 1 \(1.Tired\) cannot be estimated: ValueError at bad_models.py:48: only once$"
     with pytest.raises(BadInput, match=tired):
         estimate("bad_models:tired", "h100")
+    for name, text in (
+        ("branch", "its layers read values"),
+        ("read", "an estimate builds it without real tensors"),
+    ):
+        with pytest.raises(BadInput, match=rf"^model 'bad_models:{name}': {text}.*: measure it \("):
+            estimate(f"bad_models:{name}", "h100")
     assert not caplog.records  # nor does torch log a traceback
     assert len(flow(load("bad_models:branch")).inputs) == 2  # Python branches on numbers: looked at with real ones
     large = flow(load_fake("bad_models:meta", 0, fake_mode()))  # 40 GB, never made

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from zbsolve import Problem, Schedule
+from zbsolve import Problem, Schedule, pipeline
 from zbsolve.build import with_offload, with_sharding
 from zbsolve.exec import Pipeline, PostValidated
 from zbsolve.exec.base import torch_private as private
@@ -146,6 +146,13 @@ TRIALS["replicas"] = trial(
     1,
     wrap=fully(lambda: mesh_of(**HSDP)["dp_replicate", "dp_shard"]),
     options=lambda: {"group": mesh_of(**HSDP).get_group("pp"), "seed": SEED},
+)
+TRIALS["frozen front"] = trial(
+    pipeline([10, 10], BW=[0, 20], microbatches=MICROBATCHES, layers=(2, 2), untrained=1),
+    layers=lambda numbers: [
+        one.requires_grad_(False) if i < 2 else one for i, one in zip(numbers, blocks(numbers), strict=True)
+    ],
+    steps=2,
 )
 
 

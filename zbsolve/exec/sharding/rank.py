@@ -69,8 +69,7 @@ def sharded_parameters(stage: int, layers: Layers, data: Collection[int] | None 
 def check_beside(stage: int, parameter: Parameter, pipeline: Collection[int]) -> None:
     """Raise BadInput where a stage is sharded over ranks of its own `pipeline`, which have other stages."""
     ranks = parameter.mesh_ranks
-    both = [rank for rank in ranks if rank in pipeline and rank != dist.get_rank()]
-    if both:
+    if both := [rank for rank in ranks if rank in pipeline and rank != dist.get_rank()]:
         raise BadInput(
             f"stage {stage}: layer {parameter.layer} is sharded over ranks {_listed(ranks)}, but rank {both[0]} has other "
             "stages of the same pipeline: give fully_shard a mesh of the ranks with this stage"
@@ -110,6 +109,8 @@ class Sharding(Part):
             does = frozenset(DOES[action.kind] for action in actions if action.stage == s and action.kind in DOES)
             modules = [module for layer in c.stages[s].layers for module in wrapped_modules(layer)]
             made[s] = ShardedStage(s, modules, parameters, c.peers.timeout, does)
+            if "gather" not in does:
+                made[s].last = [action.name for action in actions if action.stage == s and action.kind in PLAIN][-1]
         order = [made[s] for s in dict.fromkeys(action.stage for action in actions) if s in made]
         for sharded_stage, following in zip(order, order[1:], strict=False):
             sharded_stage.following = None if "gather" in following.by_passes else following
@@ -127,6 +128,8 @@ class Sharding(Part):
             output = run(state, action, given)
             if PLAIN[kind].adds_gradients:
                 stage.added()
+            elif action.name == stage.last:
+                stage.close()
             return output
 
         return gathered if kind in PLAIN else run
@@ -147,7 +150,11 @@ class Sharding(Part):
 
     def for_forwards(self, stages: Mapping[int, Any]) -> Part:
         """Stages gather as in a step, and release everything at the end of a round."""
-        return _Forwards(self.stages, self.timeout)
+        return Sharding(self.stages, self.timeout)
+
+    def end(self) -> None:
+        for stage in self.stages.values():
+            stage.close()
 
     def concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         if all(stage.reduction is None for stage in self.stages.values()):
@@ -179,12 +186,6 @@ class Sharding(Part):
 
     def break_off(self) -> None:
         break_off_groups(self.groups, self.device)
-
-
-class _Forwards(Sharding):
-    def end(self) -> None:
-        for stage in self.stages.values():
-            stage.close()
 
 
 def with_sharded(own: Own, given: Given) -> Own:

@@ -224,6 +224,7 @@ class ShardedStage:
         self.following: ShardedStage | None = None
         self.reduction: Reduction | None = None
         self.beside: Sequence[ShardedStage] = ()  # all sharded stages of the rank
+        self.last = ""  # its last pass, which releases what was gathered if it adds to no gradients
         self.times: dict[str, list[int]] = {}  # pass of this step → when the parts of its work were done, monotonic ns
         self._modules = tuple(modules)
         self._open, self._handles = 0, list[tuple[Any, Sequence[Any]]]()
