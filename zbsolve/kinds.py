@@ -121,3 +121,8 @@ def register(kind: Kind) -> None:
 def kinds_that(**facts: object) -> tuple[str, ...]:
     """Labels of the kinds with these fields, such as `kinds_that(away=True)`."""
     return tuple(label for label, row in TABLE.items() if all(getattr(row, what) == value for what, value in facts.items()))
+
+
+# Messages to and from helpers of attention look like those between stages: more colours could not be told apart.
+for _label, _words in {"FS": "queries to", "FR": "attention from", "BS": "gradients to", "BR": "gradients from"}.items():
+    register(Kind(_label, f"message: {_words} a helper", TABLE[f"M{_label[0]}"].colour, feature=LINKS, begun=True))

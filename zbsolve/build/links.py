@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..kinds import ALL_TO_ALL, LINKS, TABLE, Kind, register
+from ..kinds import ALL_TO_ALL, LINKS
 from ..problem import Problem
 from ..problem.placement import PAIR, RANK, sites_in
 from ..problem.tables import CARGO, Edges, Ints
@@ -21,8 +21,6 @@ from ..util.errors import BadInput
 
 # Kinds of messages of the backward and of the forward: between stages, to a helper of attention, and back.
 MESSAGES = np.array([["MB", "MF"], ["BS", "FS"], ["BR", "FR"]])
-for _label, _words in {"FS": "queries to", "FR": "attention from", "BS": "gradients to", "BR": "gradients from"}.items():
-    register(Kind(_label, f"message: {_words} a helper", TABLE[f"M{_label[0]}"].colour, feature=LINKS, begun=True))
 
 
 def with_links(problem: Problem, shared: str, latency: int = 0) -> Problem:
