@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import signal
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -13,6 +14,11 @@ import pytest
 
 from .support.browser import chromium
 from .support.exec_ranks import Forked
+
+
+def pytest_configure() -> None:
+    """Ctrl-C works in all that tests start: a shell's background job, and what that starts, ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
