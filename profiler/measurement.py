@@ -212,7 +212,7 @@ def _measured(
         taken = kinds = tuple(range(len(model.layers)))
     equal = tuple(tuple(j for j in taken if kinds[j] == kind) for kind in kinds)
     what = Measuring(model, through, bench, taken, progress)
-    each = what._replace(layers=sorted(set(kinds)))
+    each = replace(what, layers=sorted(set(kinds)))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -236,7 +236,7 @@ def _measured(
         memory = dict(zip(taken, rows, strict=True))
         if spread is not None:
             sizes, tied = bytes_here(model, stages)
-            what = what._replace(through=replace(through, parameter_bytes=sizes, tied=tied))
+            what = replace(what, through=replace(through, parameter_bytes=sizes, tied=tied))
     finally:
         torch.set_num_threads(threads)
     return _Measured(what, equal, state, timed, memory, decisions_of(stages), parts)
@@ -270,7 +270,8 @@ def _device(asked: str) -> torch.device:
 
 def _facts(costs: _Measured, run: dict[str, object], survey: Survey) -> dict[str, object]:
     """The profile's facts about its measurement."""
-    (model, through, bench, taken, _), timed, layers = costs.what, costs.timed, costs.layers
+    what, timed, layers = costs.what, costs.timed, costs.layers
+    model, through, bench, taken = what.model, what.through, what.bench, what.layers
     device, mesh = bench.device, {} if bench.spread is None else bench.spread.mesh.sizes
     total = {kind: sum(getattr(layer, kind) for layer in layers) for kind in TIMED_KINDS}
     named, host = costs.named(timed.samples), costs.host_times()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -201,7 +201,8 @@ class Bench:
         return value if self.spread is None else self.spread.agreed(value)
 
 
-class Measuring(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Measuring:
     """What is timed: these layers of a model, in order as a rank would run them."""
 
     model: Model
@@ -223,7 +224,7 @@ class Measuring(NamedTuple):
     def by_themselves(self) -> list[Measuring]:
         """Each layer by itself, if memory does not suffice for all. Time is shared, and nothing is captured."""
         bench = replace(self.bench, seconds=self.bench.seconds / len(self.layers), capture=False)
-        return [self._replace(layers=(i,), bench=bench) for i in self.layers]
+        return [replace(self, layers=(i,), bench=bench) for i in self.layers]
 
     def failure(self, timer: PassTimer) -> str:
         """The pass that failed, for messages."""
