@@ -536,10 +536,13 @@ def test_a_model_stays_in_its_mode_and_runs_all_layers() -> None:
         modes = [part.training for part in whole.modules()]
         assert layers_of(whole, ids)[1].training
         assert [part.training for part in whole.modules()] == modes
-    quantised = nn.Linear(2, 2, bias=False).requires_grad_(False)
-    quantised.weight.data = quantised.weight.to(torch.uint8)
-    with in_eval_mode(part := nn.Sequential(quantised, nn.Dropout())):
-        assert [each.training for each in part.modules()] == [False, True, False]
+    packing = type("Linear4bit", (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
+    others = [nn.Linear(2, 2).requires_grad_(False) for _ in range(2)]  # they may have dropout of their own
+    for other, kind in zip(others, (torch.uint8, torch.complex64), strict=True):
+        other.weight.data = other.weight.to(kind)
+    with in_eval_mode(part := nn.Sequential(type("Own", (packing,), {})(2, 2), *others, nn.Dropout())):
+        assert [each.training for each in part.modules()] == [False, True, False, False, False]
+    assert part[1].training
     skips = transformers.OPTConfig(vocab_size=50, hidden_size=32, ffn_dim=48, num_attention_heads=4, layerdrop=0.1)
     with pytest.raises(BadInput, match="layers_of: OPTForCausalLM: hf: layerdrop leaves layers out at random: set it to 0"):
         layers_of(transformers.AutoModelForCausalLM.from_config(skips), ids)

@@ -60,8 +60,6 @@ def with_attention_exchange(
     _check_handings(problem, costs, handed)
     if not handed:
         return problem
-    if handings is not None:  # lanes run in the order of the table, which is that of microbatches
-        handed.sort(key=lambda handing: int(problem.passes.microbatch[handing.row]))
     columns = np.array(handed, np.int64).T
     cut = _cut(problem, columns[0], parts_of(problem, costs, columns[0]))
     return _with_helpers(cut, costs, columns, len(problem.passes))

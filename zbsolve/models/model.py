@@ -79,11 +79,11 @@ def share(layers: Mapping[int, nn.Module], group: Iterable[Place], parameter: nn
 
 @contextmanager
 def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside, modules are in eval mode, but for quantised ones (bitsandbytes would pack their weights); then as before."""
+    """Inside, modules are in eval mode, but for those of bitsandbytes, which would pack their weights; then as before."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
         for part, _ in modes:
-            part.training &= not all(p.is_floating_point() for p in part.parameters(recurse=False))
+            part.training &= any(kind.__module__.startswith("bitsandbytes.") for kind in type(part).__mro__)
         yield
     finally:
         for part, mode in modes:

@@ -83,7 +83,8 @@ def verdict(certificate: Certificate) -> str:
     value = f"{certificate.objective} {exact_time(certificate.value)}"
     order = f"no order of these passes{by_microbatch(certificate.proof)}"
     if not certificate.checked:
-        return f"{value}; a file says that {order} takes less than {exact_time(certificate.bound)}, which is not proven here"
+        says = f"a file says that {order} takes less than {exact_time(certificate.bound)}, which is not proven here"
+        return f"{value}; {says} (check --bound proves it again, if it holds)"
     if certificate.status == "optimal":
         return f"{value}, proven optimal: {order} takes less"
     bound, gap = exact_time(certificate.bound), certificate.gap
