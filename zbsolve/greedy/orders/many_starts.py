@@ -24,7 +24,10 @@ from ...util.clock import Clock
 from ...util.errors import Deadlock
 from ..side_stream import behind_collectives, held_by_others, in_their_place, room_beside, with_side_streams
 from ..syncs import with_syncs
+from ..arrays.microbatch import MicrobatchGraph, microbatch_graph
+from ..decoding import to_schedule
 from .critical_moves import decided_by_orders, schedule_of, tables_of
+from .crossing import joined
 from .tabu_search import begun, search_orders
 
 # --- Collectives as one pass each ---
@@ -181,6 +184,7 @@ def better_orders(
     seen = lru_cache(SEEN)((lambda schedule: schedule) if view is None else view.seen)
     first, random = seen(known()), np.random.default_rng(seed)
     searches, value = [_Search(first)] if _fits(first) else [], int(first.timeline().value)
+    g, idle = microbatch_graph(moved), 0
     while searches and clock.left > 0 and (value := min(value, int(seen(known()).timeline().value))) > target():
         _add(searches, [seen(starts.pop()) for _ in range(len(starts))], seen(known()))
         _, search = min(enumerate(searches), key=lambda ranked: ranked[1].turns << ranked[0])
@@ -189,9 +193,33 @@ def better_orders(
         clock.spend(turns * turn)
         goes_on = search.go_on(turns, target(), int(random.integers(1 << 31)))
         yield _whole(view, schedule_of(moved, search.tables, search.state.best), clock) if search.value < value else None
+        idle = 0 if search.value < value else idle + 1
         value = min(value, search.value)
+        if g is not None and idle >= IDLE:
+            idle = 0
+            new = _joined(g, moved, searches, clock)
+            _add(searches, new, seen(known()))
         if not goes_on:
             searches.remove(search)
+
+
+IDLE, PARENTS, CHILDREN, CLOSE = 3, 4, 2, 1.01
+
+
+def _joined(g: MicrobatchGraph, problem: Problem, searches: Sequence[_Search], clock: Clock) -> list[Schedule]:
+    best = [schedule_of(problem, search.tables, search.state.best) for search in searches[:PARENTS]]
+    clock.spend(0.05 + 120 * g.passes.size * 2e-7)
+    known = {s.value for s in searches} | {s.first for s in searches}
+    children = []
+    for one in joined(g, [np.asarray(schedule.timeline().start)[g.passes] for schedule in best]):
+        if one.value not in known and one.value < searches[0].value * CLOSE:
+            known.add(one.value)
+            children.append(one)
+    LOG.append((round(clock.used, 2), [s.value for s in searches], [c.value for c in children[:6]]))
+    return [to_schedule(problem, g, one.order) for one in children[:CHILDREN]]
+
+
+LOG = []
 
 
 def _whole(view: OneStream | None, schedule: Schedule, clock: Clock) -> Schedule | None:
