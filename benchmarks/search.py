@@ -10,7 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -24,6 +27,7 @@ from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.milp import solve_milp
 from zbsolve.problem.placement import parse
 from zbsolve.search.certify import work_bound
+from zbsolve.search.finder import find, quick, search_of
 from zbsolve.search.solver import compiled, ready, search
 from zbsolve.search.sources import AHEAD, FIRST, LAST, TURNS
 from zbsolve.search.state import State
@@ -31,7 +35,7 @@ from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
 
 from . import profiles
-from .harness import Results, kept, listed, mean_of, rows_of, solved, table
+from .harness import Results, kept, listed, mean_of, rows_of, solved, table, write
 
 CLOSE = 0.01  # a gap of that much is near enough
 HELD = {"held_until_B": 6, "held_until_W": 4}
@@ -295,6 +299,100 @@ def _without(base: dict[str, list[int]], values: dict[str, list[int]]) -> Result
         "shorter": sum(one < 1 - LESS for one in ratios.values()),
         "none_found": sorted(name for name in values if min(values[name]) < 0 <= min(base[name])),
     }
+
+
+# --- Luck ---
+
+
+def _step(place: str, ranks: int, microbatches: int, room: float, spread: float = 0.0, **how: Any) -> Problem:
+    """A step whose stages' times vary by `spread`. room: times the memory of 1F1B. how: times of a rank's stages, µs, as
+    `times`; others as of `pipeline`."""
+    where, random = parse(place, ranks), Random(1)
+    times = [time * ranks / len(where) for time in how.pop("times", (1000, 1100, 900))]
+    columns = [[round(time * random.uniform(1 - spread, 1 + spread)) for _ in where] for time in times]
+    how = {"placement": where, "capacity": int(10 * len(where) * room), "comm": 10, **HELD, **how}
+    return pipeline(*columns, microbatches=microbatches, **how)
+
+
+LUCK = {  # steps of 1,000 to 6,000 passes
+    "single, half the memory": partial(_step, "single", 16, 48, 0.5),
+    "single, uneven": partial(_step, "single", 8, 48, 0.75, 0.2),
+    "single, span": partial(_step, "single", 16, 48, 1.0, times=(1000, 1000, 900), comm=50, objective="span"),
+    "V, half the memory": partial(_step, "vee", 8, 24, 0.5, times=(1000, 1200, 800)),
+    "V, uneven": partial(_step, "vee", 8, 32, 1.0, 0.2),
+    "V, uneven, half the memory": partial(_step, "vee", 16, 48, 0.5, 0.2),
+    "V, slow messages": partial(_step, "vee", 8, 32, 1.0, comm=200),
+    "loop, half the memory": partial(_step, "loop", 8, 32, 0.5),
+    "loop, uneven": partial(_step, "loop", 16, 32, 1.0, 0.2),
+    "loop4, uneven": partial(_step, "loop4", 8, 48, 0.75, 0.2),
+    "single, copies": Step(8, 32, memory="42GiB", offload="half"),
+    "loop, copies": Step(8, 32, "loop", memory="50GiB", offload="half"),
+    "single, vocabulary": Step(8, 32, memory="42GiB", vocabulary="sharded"),
+    "loop, gathers": Step(8, 32, "loop", memory="50GiB", shards=4),
+    "V, gathers": Step(8, 24, "vee", memory="30GiB", shards=4, gathers=1),
+}
+
+
+@table()
+def luck(output: Path, effort: float = 5.0, seeds: int = 5, only: str = "") -> Results:
+    """How much values depend on the seed: the finder alone, without the prover, with counted effort. Steps with copies,
+    gathers or a sharded vocabulary are of Llama 3 8B. A row has the value of each seed, the worst over the best, the highest
+    bound by closed forms, and for each seed what found the value and with how much effort. The file is written after each
+    row; rows that it has for the same effort and seeds stay. only: a part of a row's name."""
+    ready()
+    profile = profiles.kept("estimated-llama3-8b-h100")
+    asked = {"effort": effort, "seeds": seeds}
+    before = kept(output) if output.exists() else {}
+    rows: Results = before["rows"] if before.get("asked") == asked else {}
+    for name, how in LUCK.items():
+        if only in name and name not in rows:
+            problem = how.problem(profile) if isinstance(how, Step) else how()
+            rows |= rows_of([(name, _luck(problem, effort, seeds))])
+            write("luck", {"asked": asked, "rows": rows}, output)
+    return {"asked": asked, "rows": {name: rows[name] for name in LUCK if name in rows}}
+
+
+def _luck(problem: Problem, effort: float, seeds: int) -> Results:
+    found = [_found(problem, effort, seed) for seed in range(seeds)]
+    values, bound = [value for value, *_ in found], max(bound for _, bound, *_ in found)
+    ratios = {"median_over_best": median(values) / min(values) - 1, "worst_over_best": max(values) / min(values) - 1}
+    by = {"by": [solver for *_, solver, _ in found], "when": [when for *_, when in found]}
+    return {"passes": len(problem.passes), "values": values, "bound": bound, **ratios, **by}
+
+
+def _found(problem: Problem, effort: float, seed: int) -> tuple[int, int, str, float]:
+    """Value and bound, µs, what found the value, and by what effort."""
+    last: list[float] = [-1, 0.0]
+
+    def note(state: State) -> None:
+        if state.value > 0 and state.value != last[0]:
+            last[:] = state.value, state.clock.used
+
+    state = State(problem, Clock(1e9, effort), work_bound(problem), progress=note)
+    state.raise_closed_forms()
+    ours = search_of(state, seed)
+    for _ in chain(quick(ours), find(ours)):
+        if state.done:
+            break
+    return state.value, state.bound.value, state.solver, round(last[1], 2)
+
+
+def luck_table(results: Results) -> list[list[str]]:
+    """The rows as pages show them."""
+    head = ["step", "passes", "best", "median", "worst", "bound"]
+    return [
+        head,
+        *(
+            [
+                *name.split(),
+                f"{row['passes']:,}",
+                f"{min(row['values']):,}",
+                *(f"+{row[f'{which}_over_best']:.2%}" for which in ("median", "worst")),
+                f"{row['bound']:,}",
+            ]
+            for name, row in results["rows"].items()
+        ),
+    ]
 
 
 # --- Exact models ---

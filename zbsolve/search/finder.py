@@ -16,7 +16,7 @@ import numpy as np
 from ..ilp.bounds.bound import ALL_ORDERS, WHOLE, Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..util.machine import POLL, run_threads
-from .sources import AHEAD, FIRST, LAST, TURNS, Arm, Search, arms_of
+from .sources import AHEAD, ANEW, FIRST, LAST, TURNS, Arm, Search, arms_of
 from .state import LARGE_PASSES, State
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def milp(state: State, solver: str, seed: int) -> None:
     state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", WHOLE))
 
 
-TURNS_SHARE = 0.7  # of the time, for AHEAD and TURNS; the rest is for LAST, the tabu search
+FAVOUR = 2.0  # an arm with all gains gets so many times the time of another besides
+TURNS_SHARE = 0.45  # of the time, for AHEAD and TURNS; a part of the rest is for ANEW, all other for LAST, the tabu search
 
 
 def search_of(state: State, seed: int, early: bool = True) -> Search:
@@ -105,19 +106,20 @@ def quick(search: Search) -> Iterator[None]:
 
 
 def find(search: Search) -> Iterator[None]:
-    """The other sources: AHEAD, TURNS and LAST. If LAST ends early, TURNS begin again with another seed."""
+    """The other sources: AHEAD, TURNS, ANEW and LAST. If LAST ends early, TURNS begin again with another seed."""
     state, share = search.state, search.clock.part(TURNS_SHARE)
     if state.enough is None:
         yield from chain.from_iterable(arms_of(AHEAD, search))
     yield from _turns(search, share.left)
     if state.schedule is not None and state.enough is None:
+        yield from chain.from_iterable(arms_of(ANEW, search))
         yield from _in_turns(state, list(arms_of(LAST, search)))
         search.seed += 1
         yield from _turns(search, search.clock.left)
 
 
 def _search_small(state: State, seed: int) -> Iterator[None]:
-    """A search for a smaller problem: FIRST, then TURNS for all of the time."""
+    """A search for a smaller problem, or with another seed: FIRST, then TURNS for all of the time."""
     search = search_of(state, seed)
     yield from quick(search)
     yield from _turns(search, state.clock.left)
@@ -134,16 +136,23 @@ def _turns(search: Search, seconds: float) -> Iterator[None]:
 
 def _in_turns(state: State, arms: list[Arm]) -> Iterator[None]:
     """Step the arms until all have ended or the state is done. The arm with the least time so far steps next, so that none
-    waits behind another that gains little by little."""
-    used = [0.0] * len(arms)
+    waits behind another that gains little by little. Time counts less for an arm that gained most of what all did."""
+    used, gained = [0.0] * len(arms), [0.0] * len(arms)
     while arms and not state.done:
-        turn, began = int(np.argmin(used)), state.clock.used
+        turn, began, value = _next_turn(used, gained), state.clock.used, state.value
         try:
             next(arms[turn])
             used[turn] += state.clock.used - began
+            gained[turn] += max(0, value - state.value)
         except StopIteration:
-            del arms[turn], used[turn]
+            del arms[turn], used[turn], gained[turn]
         yield
+
+
+def _next_turn(used: list[float], gained: list[float]) -> int:
+    """The arm that steps next. used: seconds of each arm. gained: by how much each made the best schedule shorter, µs."""
+    shares = np.array(gained) / max(1.0, sum(gained))
+    return int(np.argmin(np.array(used) / (1 + FAVOUR * shares)))
 
 
 # --- Beside the prover ---

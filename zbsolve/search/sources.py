@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, product, takewhile
 from math import inf
 
@@ -38,6 +38,8 @@ SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time: the most that serial generation takes once there is a schedule
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time: the search for the makespan; decodings that the time must allow
 MAKESPAN_SOLVER = "makespan search"
+ANEW_SHARE, APART = 0.45, 104_729  # of the time left: the search with another seed; between the two seeds
+ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "serial generation"
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
@@ -61,7 +63,7 @@ class Search:
 
     state: State
     seed: int
-    small: Callable[[State], Arm]
+    small: Callable[..., Arm]
     early: bool = True
     policies: list[Policy] = field(default_factory=list)
     seconds: float = 0.0
@@ -283,6 +285,19 @@ def _repeated_arms(search: Search) -> list[Arm]:
 # --- The rest of the time ---
 
 
+def _anew(search: Search) -> Arm:
+    """Offer what a search with another seed finds that knows nothing of this one: what has gone astray in one has often not
+    in the other, and parts of both can be joined."""
+    state, schedule = search.state, None
+    for other in state.beside(
+        search.problem, ANEW_SHARE * search.clock.left, partial(search.small, seed=search.seed + APART)
+    ):
+        schedule = other.schedule
+        yield
+    if schedule is not None:
+        yield from _offered(state, [schedule], ANEW_SOLVER)
+
+
 def _moved(state: State, seed: int) -> Arm:
     """Moves along critical paths of the best schedule and of others."""
     if (first := state.schedule) is None:
@@ -318,4 +333,6 @@ MOVES = Source("tabu search", _moves_in_turn)
 FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
 TURNS = (ANNEALED, BLOCKS, MOVES, FEWER_ON)
 
+# A large step has no time for two searches.
+ANEW = (Source("another seed", lambda search: [] if len(search.problem.passes) > LARGE_PASSES else [_anew(search)]),)
 LAST = (Source("tabu search", lambda search: [search.moves]),)

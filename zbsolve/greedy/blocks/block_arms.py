@@ -14,6 +14,7 @@ from ...util.clock import Clock, TimeShare
 from ..annealing import Annealing, Pattern, anneal_pattern, anneal_targets, justified
 from ..arrays.microbatch import MicrobatchGraph, least_value, rank_work, shortened
 from ..decoding import Decoded, DecodeRule, decode, repeated_targets
+from ..orders.crossing import joined
 from .building_block import (
     BuildingBlock,
     earliest_offsets,
@@ -247,6 +248,14 @@ class BlockSearch:
                 yield
             if len(self.pool) > 1 and self.random.random() < DROP_RATE:
                 self.pool.pop()
+
+    def joined_arm(self) -> Iterator[None]:
+        """Join parts of the pool's schedules, cut in time."""
+        while self.pool:
+            self.clock.spend(0.02 + self.seconds_of(40, self.g.microbatches))
+            for decoded in joined(self.g, [one.start for one in self.pool], self.random, 40)[:3]:
+                self.offer(decoded)
+            yield
 
     def count(self, rounds: int, began: float, few: int) -> None:
         """Count the effort of so many decodings of `few` microbatches since `began`, and update `cost`."""

@@ -101,7 +101,7 @@ def _steps(search: BlockSearch) -> Iterator[None]:
     yield from search.packed()
     yield from search.adopt()
     patterns = search.pattern_arm(min(MAX_PATTERN_SECONDS, PATTERN_SHARE * total))
-    arms = [search.block_arm(), patterns, search.target_arm()]
+    arms = [search.block_arm(), patterns, search.target_arm(), search.joined_arm()]
     for arm, share in zip(arms[:2], ARM_SHARES, strict=True):
         for _ in arm:
             yield

@@ -21,6 +21,7 @@ MOMENTS = 64  # at which a schedule is cut, at most
 JOINS = 120  # joins of the schedules that are decoded, the most promising ones
 DISTANCE = 4.0  # what a pass that one side of a cut has begun and the other has not costs, in its duration over the ranks
 ROUNDS = 8  # of those that take longest, and of the shortest: how many are tried for each number of microbatches
+NOISE = 2.0  # joins are chosen by expected values with random ones added, in mean durations
 RULE = DecodeRule(0, 0, 2)
 
 
@@ -54,14 +55,15 @@ def _cuts(g: MicrobatchGraph, start: Ints) -> _Cuts:
     return _Cuts(start, when, np.stack([np.searchsorted(row, when) for row in start], axis=1))
 
 
-def joined(g: MicrobatchGraph, starts: Sequence[Ints]) -> list[Decoded]:
-    """What decoding makes of the most promising joins, the shortest first. starts: of schedules, µs, shape (lanes,
+def joined(g: MicrobatchGraph, starts: Sequence[Ints], random: np.random.Generator, count: int = JOINS) -> list[Decoded]:
+    """What decoding makes of some promising joins, the shortest first. starts: of schedules, µs, shape (lanes,
     microbatches) each."""
     cuts = [_cuts(g, start) for start in starts]
     joins = [join for one, other in permutations(cuts, 2) for join in _crossed(g, one, other)]
     joins += [join for one in cuts for join in _exchanged(g, one)]
-    joins.sort(key=lambda join: join[0])
-    decodings = (decode(g, _targets(g, parts), RULE) for _, parts in joins[:JOINS])
+    noise = random.exponential(NOISE * float(g.duration.mean()), len(joins))
+    best = np.argsort(np.array([expected for expected, _ in joins]) + noise)[:count]
+    decodings = (decode(g, _targets(g, joins[k][1]), RULE) for k in best)
     return sorted((one for one in decodings if one is not None), key=lambda one: one.value)
 
 

@@ -22,10 +22,10 @@ from ...problem.tables import Edges
 from ...schedule import Schedule
 from ...util.clock import Clock
 from ...util.errors import Deadlock
-from ..side_stream import behind_collectives, held_by_others, in_their_place, room_beside, with_side_streams
-from ..syncs import with_syncs
 from ..arrays.microbatch import MicrobatchGraph, microbatch_graph
 from ..decoding import to_schedule
+from ..side_stream import behind_collectives, held_by_others, in_their_place, room_beside, with_side_streams
+from ..syncs import with_syncs
 from .critical_moves import decided_by_orders, schedule_of, tables_of
 from .crossing import joined
 from .tabu_search import begun, search_orders
@@ -197,7 +197,7 @@ def better_orders(
         value = min(value, search.value)
         if g is not None and idle >= IDLE:
             idle = 0
-            new = _joined(g, moved, searches, clock)
+            new = _joined(g, moved, searches, clock, random)
             _add(searches, new, seen(known()))
         if not goes_on:
             searches.remove(search)
@@ -206,20 +206,18 @@ def better_orders(
 IDLE, PARENTS, CHILDREN, CLOSE = 3, 4, 2, 1.01
 
 
-def _joined(g: MicrobatchGraph, problem: Problem, searches: Sequence[_Search], clock: Clock) -> list[Schedule]:
+def _joined(
+    g: MicrobatchGraph, problem: Problem, searches: Sequence[_Search], clock: Clock, random: np.random.Generator
+) -> list[Schedule]:
     best = [schedule_of(problem, search.tables, search.state.best) for search in searches[:PARENTS]]
     clock.spend(0.05 + 120 * g.passes.size * 2e-7)
     known = {s.value for s in searches} | {s.first for s in searches}
     children = []
-    for one in joined(g, [np.asarray(schedule.timeline().start)[g.passes] for schedule in best]):
+    for one in joined(g, [np.asarray(schedule.timeline().start)[g.passes] for schedule in best], random):
         if one.value not in known and one.value < searches[0].value * CLOSE:
             known.add(one.value)
             children.append(one)
-    LOG.append((round(clock.used, 2), [s.value for s in searches], [c.value for c in children[:6]]))
     return [to_schedule(problem, g, one.order) for one in children[:CHILDREN]]
-
-
-LOG = []
 
 
 def _whole(view: OneStream | None, schedule: Schedule, clock: Clock) -> Schedule | None:
