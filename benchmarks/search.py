@@ -29,7 +29,7 @@ from zbsolve.problem.placement import parse
 from zbsolve.search.certify import work_bound
 from zbsolve.search.finder import find, quick, search_of
 from zbsolve.search.solver import compiled, ready, search
-from zbsolve.search.sources import AHEAD, FIRST, LAST, TURNS
+from zbsolve.search.sources import AHEAD, ANEW, FIRST, LAST, TURNS
 from zbsolve.search.state import State
 from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
@@ -235,7 +235,7 @@ def scale(
 
 # --- What each source brings ---
 
-NAMES = tuple(dict.fromkeys(source.name for group in (FIRST, AHEAD, TURNS, LAST) for source in group))
+NAMES = tuple(dict.fromkeys(source.name for group in (FIRST, AHEAD, TURNS, ANEW, LAST) for source in group))
 LESS = 1e-6  # of a value: no difference
 STEPS = {  # of Llama 3 8B, beside a suite's problems
     "offload single": Step(4, 12, offload="half"),

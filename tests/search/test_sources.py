@@ -17,14 +17,14 @@ from zbsolve.search import finder
 from zbsolve.search.certify import work_bound
 from zbsolve.search.finder import _in_turns, find, search_of
 from zbsolve.search.solver import search
-from zbsolve.search.sources import AHEAD, FIRST, LAST, MANY_PASSES, PACED, POOR, TURNS, Source, arms_of
+from zbsolve.search.sources import AHEAD, ANEW, FIRST, LAST, MANY_PASSES, PACED, POOR, TURNS, Source, arms_of
 from zbsolve.search.state import BLOCK_SOLVER, State
 from zbsolve.util.clock import Clock
 from zbsolve.verifier import verify
 
 from ..support.problems import uniform
 
-NAMES = list(dict.fromkeys(source.name for table in (FIRST, AHEAD, TURNS, LAST) for source in table))
+NAMES = list(dict.fromkeys(source.name for table in (FIRST, AHEAD, TURNS, ANEW, LAST) for source in table))
 
 
 def state_of(effort: float, without: str = "") -> State:
@@ -54,7 +54,7 @@ def test_a_source_that_is_left_out_is_not_asked(name: str, monkeypatch: pytest.M
     def noted(source: Source) -> Source:
         return replace(source, arms=lambda search: asked.add(source.name) or source.arms(search))  # type: ignore[func-returns-value]
 
-    for table, rows in {"FIRST": FIRST, "AHEAD": AHEAD, "TURNS": TURNS, "LAST": LAST}.items():
+    for table, rows in {"FIRST": FIRST, "AHEAD": AHEAD, "TURNS": TURNS, "ANEW": ANEW, "LAST": LAST}.items():
         monkeypatch.setattr(finder, table, tuple(map(noted, rows)))
     ours = search_of(state_of(0.4, without=name), 0)
     for _ in chain(finder.quick(ours), find(ours)):

@@ -91,7 +91,6 @@ def milp(state: State, solver: str, seed: int) -> None:
     state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", WHOLE))
 
 
-FAVOUR = 2.0  # an arm with all gains gets so many times the time of another besides
 TURNS_SHARE = 0.45  # of the time, for AHEAD and TURNS; a part of the rest is for ANEW, all other for LAST, the tabu search
 
 
@@ -136,23 +135,16 @@ def _turns(search: Search, seconds: float) -> Iterator[None]:
 
 def _in_turns(state: State, arms: list[Arm]) -> Iterator[None]:
     """Step the arms until all have ended or the state is done. The arm with the least time so far steps next, so that none
-    waits behind another that gains little by little. Time counts less for an arm that gained most of what all did."""
-    used, gained = [0.0] * len(arms), [0.0] * len(arms)
+    waits behind another that gains little by little."""
+    used = [0.0] * len(arms)
     while arms and not state.done:
-        turn, began, value = _next_turn(used, gained), state.clock.used, state.value
+        turn, began = int(np.argmin(used)), state.clock.used
         try:
             next(arms[turn])
             used[turn] += state.clock.used - began
-            gained[turn] += max(0, value - state.value)
         except StopIteration:
-            del arms[turn], used[turn], gained[turn]
+            del arms[turn], used[turn]
         yield
-
-
-def _next_turn(used: list[float], gained: list[float]) -> int:
-    """The arm that steps next. used: seconds of each arm. gained: by how much each made the best schedule shorter, µs."""
-    shares = np.array(gained) / max(1.0, sum(gained))
-    return int(np.argmin(np.array(used) / (1 + FAVOUR * shares)))
 
 
 # --- Beside the prover ---

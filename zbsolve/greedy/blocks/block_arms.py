@@ -50,6 +50,7 @@ MAX_ROWS = 2  # the most rows of offsets that microbatches of a pattern take in 
 DROP_RATE = 0.3  # how often the worst schedule of the pool is dropped
 FIRST_ROUNDS, MORE_ROUNDS = 300, 1000  # of annealing a block: for the first blocks; later, doubled each time
 SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE = 2e-7, 1.5e-8  # effort that is counted
+JOINS, SECONDS_PER_JOINING = 40, 0.02  # joins of the pool's schedules at a time; the effort of choosing them
 PACKING = 10  # packing a lane takes so many times as long as placing it
 
 
@@ -252,8 +253,8 @@ class BlockSearch:
     def joined_arm(self) -> Iterator[None]:
         """Join parts of the pool's schedules, cut in time."""
         while self.pool:
-            self.clock.spend(0.02 + self.seconds_of(40, self.g.microbatches))
-            for decoded in joined(self.g, [one.start for one in self.pool], self.random, 40)[:3]:
+            self.clock.spend(SECONDS_PER_JOINING + self.seconds_of(JOINS, self.g.microbatches))
+            for decoded in joined(self.g, [one.start for one in self.pool], self.random, JOINS)[:POOL_SIZE]:
                 self.offer(decoded)
             yield
 
