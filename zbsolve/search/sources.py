@@ -38,7 +38,8 @@ SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time: the most that serial generation takes once there is a schedule
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time: the search for the makespan; decodings that the time must allow
 MAKESPAN_SOLVER = "makespan search"
-ANEW_SHARE, APART = 0.45, 104_729  # of the time left: the search with another seed; between the two seeds
+# Of the time: the search with another seed; decodings that this time must allow; between the two seeds.
+ANEW_SHARE, ANEW_DECODINGS, APART = 0.25, 1_000, 104_729
 ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "serial generation"
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
@@ -57,9 +58,10 @@ Arm = Iterator[None]  # one run of a source: each `next` searches for a while an
 class Search:
     """One search as its sources see it.
 
-    seed: of random choices. small: searches a smaller problem, step by step. early: try starting policies among the first
-    sources. policies: those that were tried. seconds: the time of TURNS together. turns: how many arms these have. few:
-    microbatches of the small problem that `FEWER_ON` searches on; 0: none."""
+    seed: of random choices. small: searches a smaller problem, or one with another seed, step by step. early: try starting
+    policies among the first sources. policies: those that were tried. seconds: the time of TURNS together. turns: how many
+    arms these have. anew: seconds for a search with another seed. few: microbatches of the small problem that `FEWER_ON`
+    searches on; 0: none."""
 
     state: State
     seed: int
@@ -68,6 +70,7 @@ class Search:
     policies: list[Policy] = field(default_factory=list)
     seconds: float = 0.0
     turns: int = 0
+    anew: float = 0.0
     few: int = 0
 
     @property
@@ -285,17 +288,21 @@ def _repeated_arms(search: Search) -> list[Arm]:
 # --- The rest of the time ---
 
 
-def _anew(search: Search) -> Arm:
-    """Offer what a search with another seed finds that knows nothing of this one: what has gone astray in one has often not
-    in the other, and parts of both can be joined."""
-    state, schedule = search.state, None
-    for other in state.beside(
-        search.problem, ANEW_SHARE * search.clock.left, partial(search.small, seed=search.seed + APART)
-    ):
+def anew_seconds(search: Search) -> float:
+    """Seconds for another search; 0 where they are too few, for a large step, and where one only asks for a value."""
+    seconds = ANEW_SHARE * search.clock.left
+    few = seconds < ANEW_DECODINGS * len(search.problem.passes) * SECONDS_PER_DECODED_PASS
+    return 0.0 if few or len(search.problem.passes) > LARGE_PASSES or search.state.enough is not None else seconds
+
+
+def _anew(search: Search, seconds: float) -> Arm:
+    """Offer what a search with another seed finds that knows nothing of this one: what is long in one is often short in the
+    other, and parts of both can be joined."""
+    schedule: Schedule | None = None
+    for other in search.state.beside(search.problem, seconds, partial(search.small, seed=search.seed + APART)):
         schedule = other.schedule
         yield
-    if schedule is not None:
-        yield from _offered(state, [schedule], ANEW_SOLVER)
+    yield from _offered(search.state, [schedule], ANEW_SOLVER)
 
 
 def _moved(state: State, seed: int) -> Arm:
@@ -333,6 +340,5 @@ MOVES = Source("tabu search", _moves_in_turn)
 FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
 TURNS = (ANNEALED, BLOCKS, MOVES, FEWER_ON)
 
-# A large step has no time for two searches.
-ANEW = (Source("another seed", lambda search: [] if len(search.problem.passes) > LARGE_PASSES else [_anew(search)]),)
+ANEW = (Source("another seed", lambda search: [_anew(search, search.anew)] if search.anew else []),)
 LAST = (Source("tabu search", lambda search: [search.moves]),)

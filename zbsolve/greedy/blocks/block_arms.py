@@ -250,10 +250,15 @@ class BlockSearch:
             if len(self.pool) > 1 and self.random.random() < DROP_RATE:
                 self.pool.pop()
 
+    @property
+    def joining(self) -> float:
+        """The effort of joining once."""
+        return SECONDS_PER_JOINING + self.seconds_of(JOINS, self.g.microbatches)
+
     def joined_arm(self) -> Iterator[None]:
         """Join parts of the pool's schedules, cut in time."""
         while self.pool:
-            self.clock.spend(SECONDS_PER_JOINING + self.seconds_of(JOINS, self.g.microbatches))
+            self.clock.spend(self.joining)
             for decoded in joined(self.g, [one.start for one in self.pool], self.random, JOINS)[:POOL_SIZE]:
                 self.offer(decoded)
             yield

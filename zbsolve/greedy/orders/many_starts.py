@@ -150,7 +150,8 @@ MOST_SEARCHES = 6
 # After so many runs without a gain the best schedules of the first searches are joined, and the shortest results that are
 # near the best one are searched from too.
 IDLE, PARENTS, CHILDREN, NEAR = 3, 4, 2, 1.01
-JOINS, SECONDS_PER_JOINING, SECONDS_PER_DECODED_PASS = 120, 0.05, 2e-7  # that are decoded; the effort
+JOINS, SECONDS_PER_JOINING, SECONDS_PER_DECODED_PASS = 120, 0.02, 2e-7  # that are decoded; the effort
+JOINING_SHARE = 0.05  # of the time left: what joining once may take
 SEEN = 16  # schedules whose form with one pass a collective is cached
 
 
@@ -207,10 +208,10 @@ def better_orders(
 
 def _joined(problem: Problem, searches: Sequence[_Search], clock: Clock, random: np.random.Generator) -> list[Schedule]:
     """The shortest schedules of new values, joined from parts of those of the best searches (see `joined`)."""
-    g = microbatch_graph(problem)
-    if g is None:
+    g, took = microbatch_graph(problem), SECONDS_PER_JOINING + JOINS * len(problem.passes) * SECONDS_PER_DECODED_PASS
+    if g is None or took > JOINING_SHARE * clock.left:
         return []
-    clock.spend(SECONDS_PER_JOINING + JOINS * g.passes.size * SECONDS_PER_DECODED_PASS)
+    clock.spend(took)
     best = [schedule_of(problem, search.tables, search.state.best) for search in searches[:PARENTS]]
     starts = [np.asarray(schedule.timeline().start)[g.passes] for schedule in best]
     known = {value for search in searches for value in (search.first, search.value)}
