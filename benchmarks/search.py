@@ -50,7 +50,9 @@ def _counts(rows: list[Results]) -> str:
 
 
 @table()
-def plain(ranks: tuple[int, ...] = (4, 8, 16), seconds: float = 10.0, count: int = 104, only: str = "") -> Results:
+def plain(
+    ranks: tuple[int, ...] = (4, 8, 16), seconds: float = 10.0, count: int = 104, only: str = "", seeds: int = 1
+) -> Results:
     """Plain steps that nobody picked: equal stages, usual times, 3p microbatches, both objectives, on ranks and memory drawn
     by a seed, one stage a rank or a V shape. only: a part of a row's placement, room and objective."""
     compiled()
@@ -66,7 +68,7 @@ def plain(ranks: tuple[int, ...] = (4, 8, 16), seconds: float = 10.0, count: int
                 "objective": ("makespan", "span")[i // 2 % 2],
             }
             if only in f"{named['placement']:6} {named['room']:4} {named['objective']:8}":
-                yield named | solved(plain_step(**named), seconds=seconds)
+                yield named | solved(plain_step(**named), seeds=seeds, seconds=seconds)
 
     found = listed(rows())
     groups = {"all": found} | {
@@ -169,7 +171,7 @@ def _partitioned(ranks: int, chunks: int, microbatches: int, message: int, limit
 
 
 @table()
-def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path | None = None) -> Results:
+def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path | None = None, seeds: int = 1) -> Results:
     """`solve` against the best legal result that any peer's generator reached. The file of problems lists `name placement
     ranks microbatches stage_to_rank F B W comm held_until_B held_until_W capacity` (µs; a problem with half µs is doubled)
     with `best_peer` and `simple_bound` by objective. only: part of a name, placement or objective. left-by: a result; only
@@ -183,9 +185,8 @@ def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path |
             for objective in ("makespan", "span"):
                 key = row["name"], row["placement"], objective
                 if only in " ".join(key) and (left_by is None or key in open_ones):
-                    yield dict(zip(("name", "placement", "objective"), key, strict=True)) | _beside_peers(
-                        row, objective, seconds
-                    )
+                    found = _beside_peers(row, objective, seeds=seeds, seconds=seconds)
+                    yield dict(zip(("name", "placement", "objective"), key, strict=True)) | found
 
     found = listed(rows())
     ratios = [row["ratio"] for row in found if row["ratio"] is not None]
@@ -195,13 +196,13 @@ def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path |
     return {"seconds": seconds, "summary": summary, "rows": found}
 
 
-def _beside_peers(row: Results, objective: str, seconds: float) -> Results:
+def _beside_peers(row: Results, objective: str, **how: Any) -> Results:
     """The value over the best peer's, and the proven gap."""
     scale = 2 if any(t != int(t) for kind in "FBW" for t in row[kind]) else 1
     given = {kind: [int(t * scale) for t in row[kind]] for kind in "FBW"}
     given |= {what: [int(x) for x in row[what]] for what in ("held_until_B", "held_until_W", "capacity")}
     shape = {"placement": tuple(row["stage_to_rank"]), "microbatches": row["microbatches"], "objective": objective}
-    found = solved(pipeline(**given, comm=int(row["comm"] * scale), **shape), scale, seconds=seconds)
+    found = solved(pipeline(**given, comm=int(row["comm"] * scale), **shape), scale, **how)
     peer = row.get("best_peer", {}).get(objective)
     ratio = None if peer is None else found["value"] / peer["value"]
     return found | {"ratio": ratio, "bound_over_simple": found["bound"] / row["simple_bound"][objective]}
@@ -214,6 +215,7 @@ def scale(
     microbatches: int = 256,
     placements: tuple[str, ...] = ("single", "vee", "loop"),
     rooms: tuple[float, ...] = (0.25, 0.5, 1.0),
+    seeds: int = 1,
 ) -> Results:
     """Large uniform steps: F, B, W 300, 320, 210 µs, messages 8 µs. A room is the capacity in microbatches over the number
     of ranks (1: 1F1B's memory). The file also has the machine's load: on a busy machine, less is done in the seconds."""
@@ -225,7 +227,11 @@ def scale(
                 spot = parse(placement, ranks)
                 how = {"microbatches": microbatches, "comm": 8, "capacity": int(10 * len(spot) * room), **HELD}
                 problem = pipeline(300, 320, 210, placement=spot, **how)
-                row = {"passes": len(problem.passes), **solved(problem, seconds=seconds), "load": os.getloadavg()[0]}
+                row = {
+                    "passes": len(problem.passes),
+                    **solved(problem, seeds=seeds, seconds=seconds),
+                    "load": os.getloadavg()[0],
+                }
                 row |= {"first_seconds": row["changes"][0][0], "value_over_work": row["value"] / problem.work}
                 most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
                 yield f"{placement} {room:g}p", row | {"most_memory_mib": most}
@@ -377,22 +383,18 @@ def _found(problem: Problem, effort: float, seed: int) -> tuple[int, int, str, f
     return state.value, state.bound.value, state.solver, round(last[1], 2)
 
 
-def luck_table(results: Results) -> list[list[str]]:
-    """The rows as pages show them."""
-    head = ["step", "passes", "best", "median", "worst", "bound"]
-    return [
-        head,
-        *(
-            [
-                *name.split(),
-                f"{row['passes']:,}",
-                f"{min(row['values']):,}",
-                *(f"+{row[f'{which}_over_best']:.2%}" for which in ("median", "worst")),
-                f"{row['bound']:,}",
-            ]
-            for name, row in results["rows"].items()
-        ),
-    ]
+def luck_table(results: Results, before: Results) -> list[list[str]]:
+    """The rows as pages show them: how much longer than the best value of all seeds the others are. before: rows of the same
+    steps, measured before; their values are compared with the best one of now, too."""
+    head = ["step", "passes", "bound", "best", "median", "worst", "best", "median", "worst"]
+    return [head, *(_luck_row(name, row, before["rows"].get(name)) for name, row in results["rows"].items())]
+
+
+def _luck_row(name: str, row: Results, before: Results | None) -> list[str]:
+    best = min(row["values"])
+    now = [f"{which(row['values']) / best - 1:+.2%}" for which in (median, max)]
+    then = ["–"] * 3 if before is None else [f"{which(before['values']) / best - 1:+.2%}" for which in (min, median, max)]
+    return [*name.split(), f"{row['passes']:,}", f"{row['bound']:,}", f"{best:,}", *now, *then]
 
 
 # --- Exact models ---
