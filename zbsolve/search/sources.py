@@ -261,10 +261,8 @@ def _annealed_arms(search: Search) -> list[Arm]:
 
 
 def _annealed(search: Search) -> Arm:
-    """Better and better policies; the next turns begin from the best one."""
-    for policy in improve_policies(search.problem, list(search.policies), search.clock, search.seed, search.seconds):
+    for policy in improve_policies(search.problem, search.policies, search.clock, search.seed, search.seconds):
         if policy is not None:
-            search.policies[0] = policy
             search.state.offer_policy(policy, "annealed policy")
         yield
 
