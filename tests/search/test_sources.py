@@ -17,7 +17,20 @@ from zbsolve.search import finder
 from zbsolve.search.certify import work_bound
 from zbsolve.search.finder import _in_turns, find, search_of
 from zbsolve.search.solver import search
-from zbsolve.search.sources import AHEAD, ANEW, FIRST, LAST, MANY_PASSES, PACED, POOR, TURNS, Source, arms_of
+from zbsolve.search.sources import (
+    AHEAD,
+    ANEW,
+    ANEW_SOLVER,
+    FIRST,
+    LAST,
+    MANY_PASSES,
+    PACED,
+    POOR,
+    TURNS,
+    Source,
+    anew_seconds,
+    arms_of,
+)
 from zbsolve.search.state import BLOCK_SOLVER, State
 from zbsolve.util.clock import Clock
 from zbsolve.verifier import verify
@@ -94,6 +107,20 @@ def test_a_short_search_of_many_passes_needs_no_paced_blocks_where_blocks_are_go
     assert state.value < POOR * state.bound.value
     assert state.clock.used < 0.25 * state.clock.total
     assert not any(True for arm in PACED.arms(ours) for _ in arm)
+
+
+def test_another_seed_is_searched_where_its_time_allows_decodings() -> None:
+    """A quarter of the time: it must allow a thousand decodings of 144 passes, and nobody may only ask for a value."""
+    ours = search_of(state_of(1.0), 0)
+    ours.anew = anew_seconds(ours)
+    assert (anew_seconds(search_of(state_of(0.1), 0)), ours.anew) == (0.0, 0.25)
+    (arm,) = arms_of(ANEW, ours)
+    for _ in arm:
+        pass
+    assert ours.state.solver == ANEW_SOLVER
+    assert ours.state.clock.used < 0.3
+    ours.state.enough = 1
+    assert anew_seconds(ours) == 0.0
 
 
 def test_the_whole_search_ends_where_its_clock_does() -> None:

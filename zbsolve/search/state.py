@@ -177,8 +177,8 @@ class State:
             self.progress(self)
 
     def beside(self, problem: Problem, seconds: float, search: Callable[[State], Iterator[None]]) -> Iterator[State]:
-        """Search another problem, or this one anew, for so many seconds of this clock, and yield its state after each step. Its
-        clock stands still between two steps, so that other sources can take turns."""
+        """Search another problem, or this one anew, for so many seconds of this clock, and yield its state after each step.
+        Its clock stands still between two steps, so that other sources can take turns."""
         clock = self.clock.apart(seconds)
         bound = self.bound if problem is self.problem else Bound(0, "")
         other = State(problem, clock, bound, contest=self.contest, without=self.without)
