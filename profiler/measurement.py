@@ -24,6 +24,7 @@ from zbsolve.features.cuts import Slices
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.partition.layer import Layer, without_backwards
+from zbsolve.problem import Slowdown
 from zbsolve.profile.doubtful import split_doubts
 from zbsolve.profile.profile import FACT, Profile
 from zbsolve.util.errors import BadInput
@@ -98,6 +99,68 @@ class _Measured:
         return self.named(host_times(self.what.model, self.what.through, self.what.layers))
 
 
+@dataclass(frozen=True)
+class _Machine:
+    """What was measured beside layers. copies: samples of copies between a GPU and its host. beside: times of passes and of
+    messages that run at the same time. slowdowns: as in a profile."""
+
+    survey: Survey
+    copies: dict[str, list[float]]
+    beside: dict[str, dict[str, list[float]]]
+    slowdowns: tuple[Slowdown, ...]
+
+    @classmethod
+    def of(cls, costs: _Measured, seed: int, traffic: bool, started: Any) -> _Machine:
+        """Measure copies, passes beside messages if `traffic` is asked for, and links. started: see `_ends`."""
+        what, bench, on_gpu = costs.what, costs.what.bench, costs.what.bench.device.type == "cuda"
+        copies, beside = measure_copies() if on_gpu else {}, dict[str, dict[str, list[float]]]()
+        if traffic and not on_gpu:
+            what.progress("passes beside messages")
+            beside = times_beside_messages(what.model.name, seed, what.layers, bench.seconds)
+        what.progress("links between neighbouring ranks")
+        sent = next((part.sent for part in costs.parts if part.sent is not None), None)
+        survey = measure_links(LINK_SECONDS, _group(bench), sent, bench.device, started)
+        slowdowns = () if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies)
+        return cls(survey, copies, beside, slowdowns)
+
+    @property
+    def samples(self) -> dict[str, list[float]]:
+        """The samples, as in a profile."""
+        beside = {f"{name} {where}": row for where, rows in self.beside.items() for name, row in rows.items()}
+        return {**samples_of(self.survey.pairs), **self.copies, **beside}
+
+
+def _group(bench: Bench) -> Any:
+    return None if bench.spread is None else bench.spread.mesh.group
+
+
+def _ends(bench: Bench) -> Any:
+    """The processes at the ends of a GPU's links; on a CPU starting them now would disturb the timing."""
+    alone = bench.device.type == "cuda" and not with_others(_group(bench))
+    return ends(bench.device) if alone else nullcontext()
+
+
+def _profile(spec: str, costs: _Measured, machine: _Machine, run: dict[str, object]) -> Profile:
+    """The profile of all this. run: facts about how it was measured."""
+    bench, survey, samples = costs.what.bench, machine.survey, {**costs.samples, **machine.samples}
+    for more in (*(part.samples for part in costs.parts), *(curve.named for curve in survey.curves)):
+        samples |= more
+    return Profile(
+        "measured",
+        spec,
+        costs.layers,
+        slowest(survey.pairs).link,
+        costs.state.factor,
+        torch.cuda.get_device_properties(bench.device).total_memory if bench.device.type == "cuda" else None,
+        _facts(costs, run, survey),
+        samples,
+        tied=costs.what.through.tied,
+        host=host_link(machine.copies, free_memory(), torch.cuda.device_count()),
+        slowdowns=machine.slowdowns,
+        **{name: value for part in costs.parts for name, value in part.fields.items()},
+    )
+
+
 def measure(
     spec: str,
     *,
@@ -126,54 +189,27 @@ def measure(
     other way round (`Profile.slowdowns`). Raises BadInput for the model and its passes that fail, RunFailed if a helper
     process does not answer, OutOfMemory.
     """
-    target = _device(device)
-    on_gpu, spreads = target.type == "cuda", spread is not None
+    target, spreads = _device(device), spread is not None
     limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
     _refuse(
         (not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES, f"seconds {seconds:g} {limits}"),
-        (busy_processes and (spreads or on_gpu), "--beside N goes with neither --mesh nor --device cuda"),
+        (busy_processes and (spreads or target.type == "cuda"), "--beside N goes with neither --mesh nor --device cuda"),
         (spreads and split != "layers", f"--mesh measures with split layers, not {split}"),
         (traffic and spreads, "--beside traffic goes without --mesh"),
-        (capture and (spreads or not on_gpu), "--capture is for passes on a GPU, without --mesh"),
+        (capture and (spreads or target.type != "cuda"), "--capture is for passes on a GPU, without --mesh"),
     )
     model = load(spec, seed)
     parts = [*SlicePart.asked(slices, model, spreads or split != "layers"), VocabularyPart()]
     progress("looking at the layers")
     how = BY_LAYERS if split == "layers" else parts_by_name(split)
     bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, how, capture)
-    group = None if spread is None else spread.mesh.group
-    # On a CPU starting them now would disturb the timing.
-    with ends(target) if on_gpu and not with_others(group) else nullcontext() as started:
+    with _ends(bench) as started:
         costs = _measured(model, seed, bench, busy_processes, optimizer_states, progress, parts)
-        copies, beside = measure_copies() if on_gpu else {}, dict[str, dict[str, list[float]]]()
-        if traffic and not on_gpu:
-            progress("passes beside messages")
-            beside = times_beside_messages(model.name, seed, costs.what.layers, seconds)
-        progress("links between neighbouring ranks")
-        sent = next((part.sent for part in parts if part.sent is not None), None)
-        survey = measure_links(LINK_SECONDS, group, sent, target, started)
+        machine = _Machine.of(costs, seed, traffic, started)
     for part in parts:
-        part.together(survey.ranks, survey.collectives)
+        part.together(machine.survey.ranks, machine.survey.collectives)
     run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes, "split": split}
-    run |= {} if spread is None else {"mesh": spread.mesh.sizes}
-    samples = {**costs.samples, **samples_of(survey.pairs), **copies}
-    samples |= {f"{name} {where}": row for where, rows in beside.items() for name, row in rows.items()}
-    for more in (*(part.samples for part in parts), *(curve.named for curve in survey.curves)):
-        samples |= more
-    return Profile(
-        "measured",
-        spec,
-        costs.layers,
-        slowest(survey.pairs).link,
-        costs.state.factor,
-        torch.cuda.get_device_properties(target).total_memory if on_gpu else None,
-        _facts(costs, run, survey),
-        samples,
-        tied=costs.what.through.tied,
-        host=host_link(copies, free_memory(), torch.cuda.device_count()),
-        slowdowns=() if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies),
-        **{name: value for part in parts for name, value in part.fields.items()},
-    )
+    return _profile(spec, costs, machine, run | ({} if spread is None else {"mesh": spread.mesh.sizes}))
 
 
 def _refuse(*rows: tuple[object, str]) -> None:
