@@ -233,8 +233,5 @@ OFFLOAD = Feature(
     _build,
     usual=False,
     holds={NAME: lambda seen: not is_none(seen.step.offload)},
-    apart=(
-        Apart("uneven slices", NAME, f"do not go with offload: {DIVIDING}", Unfit),
-        Apart("side inputs", NAME, "do not go with offload yet"),
-    ),
+    apart=(Apart("uneven slices", NAME, f"do not go with offload: {DIVIDING}", Unfit),),
 )

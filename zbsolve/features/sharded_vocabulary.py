@@ -141,7 +141,6 @@ VOCABULARY = Feature(
     apart=(
         Apart("sharded vocabulary", "sharded parameters", "goes without sharded parameters"),
         Apart("sharded vocabulary", "a single rank", "is over 2 ranks or more, and there is one"),
-        Apart("side inputs", "sharded vocabulary", "do not go with sharded vocabulary yet"),
         Apart("sharded vocabulary", "submeshes", "stages on submeshes have their vocabulary on the last one"),
     ),
 )

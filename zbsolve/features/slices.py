@@ -326,7 +326,6 @@ SLICES = Feature(
         Apart("slices", "sharded parameters", "sharded parameters do not go with slices"),
         Apart("recompute of part of a stage", "slices", "slices recompute whole stages: name these alone", Unfit),
         Apart("slices", "several routes", "microbatches take several routes, and all slices of one must stay on its ranks"),
-        Apart("side inputs", "slices", "do not go with slices yet"),
         Apart("uneven slices", "sharded vocabulary", f"do not go with a sharded vocabulary: {DIVIDING}", Unfit),
         Apart("uneven slices", "all-to-all", f"do not go with all-to-alls: {DIVIDING}", Unfit),
     ),
