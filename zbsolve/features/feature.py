@@ -178,6 +178,8 @@ class Feature:
     partition: step → the partition that the feature brings, for a step that names none; or "".
     note: (step, profile) → a line on what the profile does not know of the feature; or "".
     doubt: profile → a line on what is doubtful in the feature's costs there; or "".
+    unsure: (profile, problem) → a line on what is doubtful in a solved step's times by that profile; or "".
+    lines, facts: problem → what the report of `solve` says of the feature there: sentences, and fields in JSON.
     beside: field of another feature → its value beside the simplest values of this one's fields.
     usual: 1F1B, with which other schedules are compared, is of a step with it too.
     of_run: what a measured run says of its costs.
@@ -195,6 +197,9 @@ class Feature:
     partition: Callable[[Any], str] = lambda step: ""
     note: Callable[[Any, Any], str] = lambda step, profile: ""
     doubt: Callable[[Any], str] = lambda profile: ""
+    unsure: Callable[[Any, Problem], str] = lambda profile, problem: ""
+    lines: Callable[[Problem], Sequence[str]] = lambda problem: ()
+    facts: Callable[[Problem], Mapping[str, Any]] = lambda problem: {}
     beside: Mapping[str, Any] = field(default_factory=dict)
     usual: bool = True
     of_run: OfRun = OfRun()

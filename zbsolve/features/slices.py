@@ -21,7 +21,7 @@ from ..problem import Problem
 from ..problem.tables import Ints
 from ..schedule.timeline import Floats
 from ..util.errors import Unfit
-from ..util.text import printable
+from ..util.text import counted, printable
 from .cuts import CHOICES, MAX_SLICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import DIVIDING, Apart, Feature, Field, OfRun, is_auto
 from .sharded_vocabulary import BARRIERS
@@ -295,6 +295,21 @@ def _untimed(problem: Problem, base: Any) -> str:
     return f"its sequences ran in {problem.slices} slices, {whole}" if problem.slices > 1 else ""
 
 
+def _stages_unsure(profile: Any, problem: Problem) -> str:
+    """`stage_errors_note` of a solved step, if it is in slices."""
+    return stage_errors_note(profile, problem.layers, "BW" in problem.passes.kinds) if problem.slices > 1 else ""
+
+
+def _lengths_in_words(problem: Problem) -> list[str]:
+    """A line with the lengths of uneven slices, in tokens or, if the sequence's length is not known, in per cent."""
+    lengths = problem.slice_lengths
+    if not lengths:
+        return []
+    if all(length.is_integer() for length in lengths):
+        return [f"slices of {counted([int(length) for length in lengths])} tokens"]
+    return [f"slices of {counted([f'{length / sum(lengths):.1%}' for length in lengths])} of the sequence"]
+
+
 SLICES = Feature(
     "slices",
     (
@@ -316,6 +331,9 @@ SLICES = Feature(
     usual=False,
     choices=CHOICES,
     doubt=layer_errors_note,
+    unsure=_stages_unsure,
+    lines=_lengths_in_words,
+    facts=lambda problem: {"slice_lengths": list(problem.slice_lengths)} if problem.slice_lengths else {},
     of_run=OfRun(_untimed),
     holds={
         "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,
