@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from math import ceil
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -82,6 +83,24 @@ class ProblemForm(msgspec.Struct):
     settings: dict[str, Setting] = {}
 
 
+class MessageRoom(NamedTuple):
+    """Sizes of messages and memory for them. sizes: bytes of a message from each stage but the last to the next. reserved:
+    bytes of each rank kept free for them, beside its capacity. sides: giving stage, first taking stage, bytes of each."""
+
+    sizes: tuple[int, ...]
+    reserved: tuple[int, ...]
+    sides: tuple[tuple[int, int, int], ...] = ()
+
+    def larger(self, factor: float) -> MessageRoom:
+        """The same with `factor` times as many bytes in each message."""
+        sides = tuple((giver, taker, ceil(factor * size)) for giver, taker, size in self.sides)
+        return self._replace(sizes=tuple(ceil(factor * size) for size in self.sizes), sides=sides)
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields for a file; `sides` only if there are side inputs."""
+        return {name: value for name, value in self._asdict().items() if value or name != "sides"}
+
+
 def passes_as_json(passes: Passes) -> dict[str, Any]:
     """The body of a `PassesForm`."""
     columns = {what: packed(getattr(passes, what)) for what in (*COUNTS, "streams")}
@@ -151,6 +170,17 @@ def _cargo(carries: Column, words: list[str], where: str) -> Ints:
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(words)):
         raise BadInput(f"{where}: field 'carries' points outside 'cargo'")
     return coded(words, CARGO, "cargo")[indices] if len(indices) else indices
+
+
+def message_room(form: MessagesForm, stages: int, ranks: int, where: str) -> MessageRoom:
+    """The messages' sizes and room of a parsed file. Raises BadInput."""
+    for name, counts, most in (("sizes", form.sizes, stages - 1), ("reserved", form.reserved, ranks)):
+        if len(counts) > most or min(counts, default=0) < 0 or (name == "reserved" and len(counts) < most):
+            raise BadInput(f"{where}: field 'messages.{name}': {most} numbers from 0 up are needed, got {len(counts)}")
+    wrong = [side for side in form.sides if not (0 <= side[0] < side[1] < stages and side[2] >= 0)]
+    if wrong:
+        raise BadInput(f"{where}: field 'messages.sides': {list(wrong[0])}: a stage, a later one and bytes are needed")
+    return MessageRoom(tuple(form.sizes), tuple(form.reserved), tuple(form.sides))
 
 
 # --- What every problem must fulfil ---
