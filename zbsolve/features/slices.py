@@ -24,8 +24,7 @@ from ..util.errors import Unfit
 from ..util.text import counted, printable
 from .cuts import CHOICES, MAX_SLICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import DIVIDING, Apart, Feature, Field, OfRun, is_auto
-from .sharded_vocabulary import BARRIERS
-from .vocabulary import ShardCosts, ShardPasses
+from .sharded_vocabulary import may_be_sharded
 
 ROUNDED = 1e-6  # µs by which a line in a file may be below 0
 ROUNDED_DOWN = 0.5  # µs that rounding takes from a sum at most
@@ -132,20 +131,13 @@ def widest_slice(profile: Any, cuts: Cuts) -> Any:
     if cuts == WHOLE:
         return profile
     share, link, costs = max(b - a for a, b in pairwise(cuts)), profile.link, profile.vocabulary
-    if costs is not None:
-        rests = (costs.output_rest, costs.embedding_rest)
-        output, embedding = (None if rest is None else part_of_layer(rest, share, link) for rest in rests)
-        costs = replace(
-            costs,
-            hidden_bytes=ceil(costs.hidden_bytes * share),
-            statistic_bytes=ceil(costs.statistic_bytes * share),
-            output_rest=output,
-            embedding_rest=embedding,
-            shards=tuple(_part_of_shard(row, share, link) for row in costs.shards),
-        )
-    layers = tuple(part_of_layer(layer, share, link) for layer in profile.layers)
+
+    def part(layer: Layer) -> Layer:
+        return part_of_layer(layer, share, link)
+
     factors = tuple(np.repeat(profile.microbatch_factors, len(cuts) - 1).tolist())
-    return replace(profile, layers=layers, microbatch_factors=factors, vocabulary=costs)
+    shards = None if costs is None else costs.part(share, link, part)
+    return replace(profile, layers=tuple(map(part, profile.layers)), microbatch_factors=factors, vocabulary=shards)
 
 
 def without_keys(layer: Layer) -> Layer:
@@ -168,24 +160,8 @@ def part_of_layer(layer: Layer, share: float, link: Link) -> Layer:
     sizes = {name: ceil(getattr(bare, name) * share) for name in SIZES}
     # The gradient of the parameters is not smaller for a part of the sequence.
     sizes["transient"] = max(sizes["transient"], min(layer.transient, layer.parameter_bytes))
-    message = _part_of_message(bare.message, share, link)
+    message = link.part_of(bare.message, share)
     return replace(bare, **times, **sizes, message=message, attention_F=0, attention_B=0, slice_extra=None)
-
-
-def _part_of_message(time: float, share: float, link: Link) -> float:
-    """µs of a part of a message that took `time` as a whole: the link's latency is not reduced."""
-    return min(time, link.latency + max(0.0, time - link.latency) * share)
-
-
-def _part_of_shard(row: ShardCosts, share: float, link: Link) -> ShardCosts:
-    def passes(costs: ShardPasses) -> ShardPasses:
-        times = {name: getattr(costs, name) * share for name in ("S", "T", "merge")}
-        return replace(costs, **times, held=ceil(costs.held * share), transient=ceil(costs.transient * share))
-
-    times = (row.broadcast, row.reduce, row.statistics)
-    broadcast, reduce, statistics = (None if time is None else _part_of_message(time, share, link) for time in times)
-    part = replace(row, broadcast=broadcast, reduce=reduce, statistics=statistics, lookup=row.lookup * share)
-    return replace(part, one=passes(row.one), two=passes(row.two))
 
 
 class OfAnySlices(NamedTuple):
@@ -208,7 +184,7 @@ def bound_of_any_slices(profile: Any, step: Any, whole: Any, value: int) -> OfAn
     """
     blocking = profile.link.blocking if step.blocking is None else step.blocking
     unlike = profile.rank_factors or profile.microbatch_factors
-    if unlike or blocking or is_auto(step.vocabulary) or step.vocabulary in BARRIERS:
+    if unlike or blocking or may_be_sharded(step):
         return None
     problem = whole.problem(replace(profile, capacity=None))
     works = _works(profile, problem, step.microbatches, tokens_of(profile.facts.get(SEQUENCE)) or MAX_SLICES)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from operator import attrgetter
 
@@ -23,6 +23,11 @@ class ShardPasses:
     held: int
     transient: int = 0
     merge: float = 0.0
+
+    def part(self, share: float) -> ShardPasses:
+        """The passes for this share of each sequence."""
+        held, transient = (ceil(size * share) for size in (self.held, self.transient))
+        return ShardPasses(self.S * share, self.T * share, held, transient, self.merge * share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,13 @@ class ShardCosts:
     statistics: float | None = None
     scaled: str = ""
     frozen_bytes: int = 0
+
+    def part(self, share: float, link: Link) -> ShardCosts:
+        """The costs for this share of each sequence; those of parameters stay."""
+        times = (self.broadcast, self.reduce, self.statistics)
+        broadcast, reduce, statistics = (None if time is None else link.part_of(time, share) for time in times)
+        part = replace(self, broadcast=broadcast, reduce=reduce, statistics=statistics, lookup=self.lookup * share)
+        return replace(part, one=self.one.part(share), two=self.two.part(share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,17 @@ class VocabularyCosts:
             raise BadInput("'embedding' and 'embedding_rest' go together")
         if self.tied and self.embedding is None:
             raise BadInput("tied: an embedding that shares the output's weight is sharded with it")
+
+    def part(self, share: float, link: Link, part_of: Callable[[Layer], Layer]) -> VocabularyCosts:
+        """The costs for this share of each sequence. part_of: a layer → what it costs for that share."""
+        return replace(
+            self,
+            hidden_bytes=ceil(self.hidden_bytes * share),
+            statistic_bytes=ceil(self.statistic_bytes * share),
+            output_rest=part_of(self.output_rest),
+            embedding_rest=None if self.embedding_rest is None else part_of(self.embedding_rest),
+            shards=tuple(row.part(share, link) for row in self.shards),
+        )
 
     def shard(self, ranks: int) -> ShardCosts:
         """The row for this number of ranks. If there is none, it is interpolated in 1/ranks between its neighbours, or
