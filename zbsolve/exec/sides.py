@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ..build.sides import SideInput, rows_begun
-from ..features.sides import NOT_YET
+from ..features.table import excluded
 from ..models.sides import Carried, names_of, outer_names
 from ..partition.layer import INPUTS, TARGETS, Names, begun_stages, side_values
 from ..problem import Problem
@@ -121,7 +121,7 @@ class Between(NamedTuple):
             which = f"stage {here} begins {does[0]}, and layer {first}, its first, {does[1]}"
             raise BadInput(f"schedule: {which}: profile the model and solve again")
         some = any(map(any, names))
-        for feature in filter(problem.has, NOT_YET.values() if some else ()):
+        for feature in filter(problem.has, excluded("side inputs") if some else ()):
             raise BadInput(f"side inputs: run knows none beside {feature}")
         return cls(ends, problem.routes, some)
 

@@ -15,7 +15,7 @@ from ..partition.stage_memory import NONE, Common
 from ..problem import Problem
 from ..util.errors import BadInput
 from ..util.text import times_note
-from .feature import AUTO, Apart, Choices, Feature, Field, Named, OfRun, is_auto, needs_base
+from .feature import AUTO, Choices, Feature, Field, Named, OfRun, is_auto, needs_base
 
 LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS = "last", "redistribute", "sharded", "two-barriers"
 VOCABULARIES = (LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS)
@@ -143,9 +143,4 @@ VOCABULARY = Feature(
         "sharded vocabulary": lambda seen: may_be_sharded(seen.step),
         "a single rank": lambda seen: seen.step.ranks == 1 and not is_auto(seen.step.vocabulary),
     },
-    apart=(
-        Apart("sharded vocabulary", "sharded parameters", "goes without sharded parameters"),
-        Apart("sharded vocabulary", "a single rank", "is over 2 ranks or more, and there is one"),
-        Apart("sharded vocabulary", "submeshes", "stages on submeshes have their vocabulary on the last one"),
-    ),
 )

@@ -6,12 +6,10 @@ from typing import Any
 
 from ..build.mixing import checked_room
 from ..build.sides import rows_begun, with_side_inputs
-from ..kinds import ALL_TO_ALL, OFFLOAD, SLICES, VOCABULARY
 from ..partition.layer import begun_stages
 from ..partition.stage_memory import side_inputs
 from ..problem import Problem
-from .feature import Apart, Feature, OfRun, needs_base
-from .links import SENDER, SHARE, SITES
+from .feature import Feature, OfRun, needs_base
 
 NAME = "side inputs"
 
@@ -33,21 +31,9 @@ def _ran(problem: Problem) -> bool:
     return bool(problem.edges.beside.any() or rows_begun(problem))
 
 
-# What side inputs do not go with: condition (see `table.CONDITIONS`) → the feature that a problem's passes show, or "".
-NOT_YET = {
-    "sharded vocabulary": VOCABULARY,
-    "offload": OFFLOAD,
-    "all-to-all": ALL_TO_ALL,
-    "slices": SLICES,
-    **dict.fromkeys(("submeshes", SHARE, SITES), ""),
-}
 SIDES = Feature(
     NAME,
     build=_build,
     of_run=OfRun(needs_base(_ran, "its step has side inputs", "what they are")),
     holds={NAME: lambda seen: seen.profile is not None and has_sides(seen.profile)},
-    apart=(
-        *(Apart(NAME, other, f"do not go with {other} yet") for other in NOT_YET),
-        Apart(NAME, SENDER, "messages of this link occupy their sender, and theirs do not"),
-    ),
 )

@@ -21,7 +21,7 @@ from ..schedule.timeline import Floats
 from ..util.errors import BadInput, Infeasible
 from ..util.text import counted
 from .cuts import whole_tokens
-from .feature import AUTO, Apart, Choices, Feature, Field, Moves, Named, Now, Open, is_auto
+from .feature import AUTO, Choices, Feature, Field, Moves, Named, Now, Open, is_auto
 from .lengths import checked_sum, grown, sequences_of, with_factors
 
 Sizes = tuple[int, ...]  # sequences of each microbatch
@@ -307,8 +307,4 @@ SIZES = Feature(
     Choices(("sizes",), _first, _further),
     (Moves("sizes", ("sizes",), _moves),),
     lines=lambda problem: [f"sequences of the microbatches: {counted(problem.sizes)}"] * bool(problem.sizes),
-    apart=(
-        Apart("sizes", "slices", "microbatches of unlike sizes are not cut into slices yet"),
-        Apart("sizes", "lengths", "lengths say what each microbatch has: give one of them"),
-    ),
 )

@@ -20,10 +20,9 @@ from ..partition.layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..problem.tables import Ints
 from ..schedule.timeline import Floats
-from ..util.errors import Unfit
 from ..util.text import counted, printable
 from .cuts import CHOICES, MAX_SLICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
-from .feature import DIVIDING, Apart, Feature, Field, OfRun, is_auto
+from .feature import Feature, Field, OfRun, is_auto
 from .sharded_vocabulary import may_be_sharded
 
 ROUNDED = 1e-6  # µs by which a line in a file may be below 0
@@ -316,11 +315,4 @@ SLICES = Feature(
         "whole sequences": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number == 1,
         "uneven slices": lambda seen: not is_even(seen.cuts),
     },
-    apart=(
-        Apart("slices", "sharded parameters", "sharded parameters do not go with slices"),
-        Apart("recompute of part of a stage", "slices", "slices recompute whole stages: name these alone", Unfit),
-        Apart("slices", "several routes", "microbatches take several routes, and all slices of one must stay on its ranks"),
-        Apart("uneven slices", "sharded vocabulary", f"do not go with a sharded vocabulary: {DIVIDING}", Unfit),
-        Apart("uneven slices", "all-to-all", f"do not go with all-to-alls: {DIVIDING}", Unfit),
-    ),
 )
