@@ -23,8 +23,8 @@ LAST_PARTITION = "equal"  # of the vocabulary "last"
 BARRIERS = {SHARDED: 1, TWO_BARRIERS: 2}  # algorithm 2 (Vocab-2) and algorithm 1 (Vocab-1) of the paper
 
 
-def may_be_sharded(step: Any) -> bool:
-    """Is the vocabulary of a step sharded, or does the search decide it?"""
+def on_all_ranks(step: Any) -> bool:
+    """Is the vocabulary of a step on all ranks, or does the search decide it?"""
     return is_auto(step.vocabulary) or step.vocabulary in BARRIERS
 
 
@@ -140,7 +140,7 @@ VOCABULARY = Feature(
         _with_times,
     ),
     holds={
-        "sharded vocabulary": lambda seen: may_be_sharded(seen.step),
+        "sharded vocabulary": lambda seen: on_all_ranks(seen.step),
         "a single rank": lambda seen: seen.step.ranks == 1 and not is_auto(seen.step.vocabulary),
     },
 )

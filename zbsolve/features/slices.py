@@ -23,7 +23,7 @@ from ..schedule.timeline import Floats
 from ..util.text import counted, printable
 from .cuts import CHOICES, MAX_SLICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import Feature, Field, OfRun, is_auto
-from .sharded_vocabulary import may_be_sharded
+from .sharded_vocabulary import on_all_ranks
 
 ROUNDED = 1e-6  # µs by which a line in a file may be below 0
 ROUNDED_DOWN = 0.5  # µs that rounding takes from a sum at most
@@ -183,7 +183,7 @@ def bound_of_any_slices(profile: Any, step: Any, whole: Any, value: int) -> OfAn
     """
     blocking = profile.link.blocking if step.blocking is None else step.blocking
     unlike = profile.rank_factors or profile.microbatch_factors
-    if unlike or blocking or may_be_sharded(step):
+    if unlike or blocking or on_all_ranks(step):
         return None
     problem = whole.problem(replace(profile, capacity=None))
     works = _works(profile, problem, step.microbatches, tokens_of(profile.facts.get(SEQUENCE)) or MAX_SLICES)

@@ -13,7 +13,7 @@ from ..build.updates import with_updates
 from ..build.vocabulary import Vocabulary, with_vocabulary
 from ..features.cuts import EVEN_WORK
 from ..features.feature import AUTO
-from ..features.sharded_vocabulary import may_be_sharded
+from ..features.sharded_vocabulary import on_all_ranks
 from ..features.table import usual
 from ..kinds import OFFLOAD, SLICES, UPDATES, VOCABULARY
 from ..partition.file import Partition
@@ -134,7 +134,7 @@ def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Sch
     into one stage a rank.
     """
     kept = step.partition
-    if len(layers) == step.ranks and not may_be_sharded(step) and not isinstance(kept, Partition):
+    if len(layers) == step.ranks and not on_all_ranks(step) and not isinstance(kept, Partition):
         kept = layers
     elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
         kept = "balanced"
