@@ -24,7 +24,6 @@ from zbsolve.features.cuts import Slices
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
 from zbsolve.partition.layer import Layer, without_backwards
-from zbsolve.problem import Slowdown
 from zbsolve.profile.doubtful import split_doubts
 from zbsolve.profile.profile import FACT, Profile
 from zbsolve.util.errors import BadInput
@@ -99,68 +98,6 @@ class _Measured:
         return self.named(host_times(self.what.model, self.what.through, self.what.layers))
 
 
-@dataclass(frozen=True)
-class _Machine:
-    """What was measured beside layers. copies: samples of copies between a GPU and its host. beside: times of passes and of
-    messages that run at the same time. slowdowns: as in a profile."""
-
-    survey: Survey
-    copies: dict[str, list[float]]
-    beside: dict[str, dict[str, list[float]]]
-    slowdowns: tuple[Slowdown, ...]
-
-    @classmethod
-    def of(cls, costs: _Measured, seed: int, traffic: bool, started: Any) -> _Machine:
-        """Measure copies, passes beside messages if `traffic` is asked for, and links. started: see `_ends`."""
-        what, bench, on_gpu = costs.what, costs.what.bench, costs.what.bench.device.type == "cuda"
-        copies, beside = measure_copies() if on_gpu else {}, dict[str, dict[str, list[float]]]()
-        if traffic and not on_gpu:
-            what.progress("passes beside messages")
-            beside = times_beside_messages(what.model.name, seed, what.layers, bench.seconds)
-        what.progress("links between neighbouring ranks")
-        sent = next((part.sent for part in costs.parts if part.sent is not None), None)
-        survey = measure_links(LINK_SECONDS, _group(bench), sent, bench.device, started)
-        slowdowns = () if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies)
-        return cls(survey, copies, beside, slowdowns)
-
-    @property
-    def samples(self) -> dict[str, list[float]]:
-        """The samples, as in a profile."""
-        beside = {f"{name} {where}": row for where, rows in self.beside.items() for name, row in rows.items()}
-        return {**samples_of(self.survey.pairs), **self.copies, **beside}
-
-
-def _group(bench: Bench) -> Any:
-    return None if bench.spread is None else bench.spread.mesh.group
-
-
-def _ends(bench: Bench) -> Any:
-    """The processes at the ends of a GPU's links; on a CPU starting them now would disturb the timing."""
-    alone = bench.device.type == "cuda" and not with_others(_group(bench))
-    return ends(bench.device) if alone else nullcontext()
-
-
-def _profile(spec: str, costs: _Measured, machine: _Machine, run: dict[str, object]) -> Profile:
-    """The profile of all this. run: facts about how it was measured."""
-    bench, survey, samples = costs.what.bench, machine.survey, {**costs.samples, **machine.samples}
-    for more in (*(part.samples for part in costs.parts), *(curve.named for curve in survey.curves)):
-        samples |= more
-    return Profile(
-        "measured",
-        spec,
-        costs.layers,
-        slowest(survey.pairs).link,
-        costs.state.factor,
-        torch.cuda.get_device_properties(bench.device).total_memory if bench.device.type == "cuda" else None,
-        _facts(costs, run, survey),
-        samples,
-        tied=costs.what.through.tied,
-        host=host_link(machine.copies, free_memory(), torch.cuda.device_count()),
-        slowdowns=machine.slowdowns,
-        **{name: value for part in costs.parts for name, value in part.fields.items()},
-    )
-
-
 def measure(
     spec: str,
     *,
@@ -203,13 +140,50 @@ def measure(
     progress("looking at the layers")
     how = BY_LAYERS if split == "layers" else parts_by_name(split)
     bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, how, capture)
-    with _ends(bench) as started:
+    group = None if spread is None else spread.mesh.group
+    # On a CPU starting the ends of a link now would disturb the timing.
+    with ends(target) if target.type == "cuda" and not with_others(group) else nullcontext() as started:
         costs = _measured(model, seed, bench, busy_processes, optimizer_states, progress, parts)
-        machine = _Machine.of(costs, seed, traffic, started)
+        survey, samples, fields = _machine(costs, seed, traffic, group, started)
     for part in parts:
-        part.together(machine.survey.ranks, machine.survey.collectives)
+        part.together(survey.ranks, survey.collectives)
     run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes, "split": split}
-    return _profile(spec, costs, machine, run | ({} if spread is None else {"mesh": spread.mesh.sizes}))
+    return Profile(
+        "measured",
+        spec,
+        costs.layers,
+        slowest(survey.pairs).link,
+        costs.state.factor,
+        torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
+        _facts(costs, run | ({} if spread is None else {"mesh": spread.mesh.sizes}), survey),
+        _merged(costs.samples, samples, *(part.samples for part in parts), *(curve.named for curve in survey.curves)),
+        tied=costs.what.through.tied,
+        **_merged(fields, *(part.fields for part in parts)),
+    )
+
+
+def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """All entries of these."""
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _machine(
+    costs: _Measured, seed: int, traffic: bool, group: Any, started: Any
+) -> tuple[Survey, dict[str, list[float]], dict[str, Any]]:
+    """Measure links, copies of a GPU, and passes beside messages if `traffic` is asked for: links, and of a profile samples
+    and fields. group: of the pipeline's ranks. started: the ends of a link."""
+    what, bench, on_gpu = costs.what, costs.what.bench, costs.what.bench.device.type == "cuda"
+    copies, beside = measure_copies() if on_gpu else {}, dict[str, dict[str, list[float]]]()
+    if traffic and not on_gpu:
+        what.progress("passes beside messages")
+        beside = times_beside_messages(what.model.name, seed, what.layers, bench.seconds)
+    what.progress("links between neighbouring ranks")
+    sent = next((part.sent for part in costs.parts if part.sent is not None), None)
+    survey = measure_links(LINK_SECONDS, group, sent, bench.device, started)
+    slowdowns = () if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies)
+    loaded = {f"{name} {where}": row for where, rows in beside.items() for name, row in rows.items()}
+    host = host_link(copies, free_memory(), torch.cuda.device_count())
+    return survey, {**samples_of(survey.pairs), **copies, **loaded}, {"host": host, "slowdowns": slowdowns}
 
 
 def _refuse(*rows: tuple[object, str]) -> None:
@@ -338,7 +312,7 @@ def _facts(costs: _Measured, run: dict[str, object], survey: Survey) -> dict[str
         **({"splits": costs.splits} if costs.splits else {}),
         **({"captured": True, "not_captured": costs.named(timed.uncaptured)} if bench.capture else {}),
         "left_after_W": {model.layer_names[i]: costs.memory[i].after_W for i in taken},
-        **{name: fact for part in costs.parts for name, fact in part.facts.items()},
+        **_merged(*(part.facts for part in costs.parts)),
         "warnings": [*warned, *([KINDS] if of_two_kinds(model) else []), *over_sockets(survey.pairs), *notes],
     }
 
