@@ -254,32 +254,27 @@ def _check_room(routes: Routes, held: Held, dropping: Ints, inputs: Ints, limits
 def _plain(
     times: dict[str, Ints], held: Held, messages: Sequence[Ints], blocking: bool, routes: Routes
 ) -> tuple[Passes, Edges]:
-    """The passes and edges of a step that keeps everything. messages: µs down and up, which are lags or ends of passes."""
+    """The passes of a step that keeps everything, by kind, then stage, then microbatch, and its edges. messages: µs down and
+    up, which are lags, or ends of passes where they block."""
     none, (kind, back, *_) = [0 * message for message in messages], tuple(times)
     lags, sent = (none, messages) if blocking else (messages, none)
     if blocking:
         times = times | {kind: times[kind].copy(), back: times[back].copy()}
         times[kind][:-1] += sent[0]  # F to the next stage, B (or BW) to the one before
         times[back][1:] += sent[1]
-    microbatches = times[kind].shape[1]
-    passes = _passes(times, np.array(routes).T[:, np.arange(microbatches) % len(routes)])
-    return passes, _edges(tuple(times), lags, sent, held)
-
-
-def _passes(times: Mapping[str, Ints], rank: Ints) -> Passes:
-    """Rows ordered by kind, then stage, then microbatch; `rank[s, i]` runs stage s of microbatch i."""
-    stages, m = rank.shape
-    count, where = len(times) * stages * m, np.tile(rank.ravel(), len(times))
-    return Passes(
+    stages, m = times[kind].shape
+    rank = np.tile(np.array(routes).T[:, np.arange(m) % len(routes)].ravel(), len(times))
+    passes = Passes(
         kind=coded(np.repeat(list(times), stages * m), KINDS, "kind"),
         stage=np.tile(np.repeat(np.arange(stages), m), len(times)),
         microbatch=np.tile(np.arange(m), len(times) * stages),
-        slice=np.zeros(count, np.int64),
-        rank=where,
+        slice=np.zeros(len(rank), np.int64),
+        rank=rank,
         duration=np.concatenate([time.ravel() for time in times.values()]),
-        streams=where,
+        streams=rank,
         stream_sets=tuple((f"compute:{r}",) for r in range(int(rank.max()) + 1)),
     )
+    return passes, _edges(tuple(times), lags, sent, held)
 
 
 def _edges(kinds: tuple[str, ...], lags: Sequence[Ints], sent: Sequence[Ints], held: Held) -> Edges:

@@ -270,11 +270,6 @@ def _untimed(problem: Problem, base: Any) -> str:
     return f"its sequences ran in {problem.slices} slices, {whole}" if problem.slices > 1 else ""
 
 
-def _stages_unsure(profile: Any, problem: Problem) -> str:
-    """`stage_errors_note` of a solved step, if it is in slices."""
-    return stage_errors_note(profile, problem.layers, "BW" in problem.passes.kinds) if problem.slices > 1 else ""
-
-
 def _lengths_in_words(problem: Problem) -> list[str]:
     """A line with the lengths of uneven slices, in tokens or, if the sequence's length is not known, in per cent."""
     lengths = problem.slice_lengths
@@ -306,7 +301,9 @@ SLICES = Feature(
     usual=False,
     choices=CHOICES,
     doubt=layer_errors_note,
-    unsure=_stages_unsure,
+    unsure=lambda profile, problem: (
+        stage_errors_note(profile, problem.layers, "BW" in problem.passes.kinds) if problem.slices > 1 else ""
+    ),
     lines=_lengths_in_words,
     facts=lambda problem: {"slice_lengths": list(problem.slice_lengths)} if problem.slice_lengths else {},
     of_run=OfRun(_untimed),

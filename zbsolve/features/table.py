@@ -91,6 +91,7 @@ class Apart(NamedTuple):
 
 
 DIVIDING = "take a number that divides the sequence"
+EVEN = "is for even slices, of a number that divides the sequence; uneven ones can take as long without it"
 OR_SENDER = "messages occupy their links or their sender"
 NOT_YET = ("sharded vocabulary", "offload", "all-to-all", "slices", "submeshes", SHARE, SITES)
 # What does not go together: every refusal, and the docs. The first row whose conditions a step fulfils is its refusal.
@@ -113,12 +114,7 @@ APART = (
     Apart("sizes", "slices", "microbatches of unlike sizes are not cut into slices yet"),
     Apart("sizes", "lengths", "lengths say what each microbatch has: give one of them"),
     Apart(ATTENTION, "whole sequences", "is between slices of sequences, and none is sliced (slices)"),
-    Apart(
-        ATTENTION,
-        "uneven slices",
-        "is for even slices, of a number that divides the sequence; uneven ones can take as long without it",
-        Unfit,
-    ),
+    Apart(ATTENTION, "uneven slices", EVEN, Unfit),
     Apart(ATTENTION, SENDER, "messages of this link occupy their sender, and the exchange's are not counted so"),
     Apart(ATTENTION, "unlike ranks or microbatches", "ranks or microbatches of unlike speed are not known to it"),
     Apart(ATTENTION, SITES, "the time of its messages between sites is not known"),

@@ -18,23 +18,9 @@ from ..util.columns import coded, whole_column
 from ..util.errors import BadInput, prefixed
 from ..util.files import checked, read_one_of, write_document
 from . import form as problem_form
+from . import tables
 from .form import MessageRoom
-from .tables import (
-    CARGO,
-    WHOLE,
-    Bools,
-    Edge,
-    Edges,
-    Ints,
-    Pass,
-    Passes,
-    Pool,
-    Slowdown,
-    in_part,
-    lane_of,
-    microbatches_alike,
-    usual_cargo,
-)
+from .tables import CARGO, WHOLE, Bools, Edge, Edges, Ints, Pass, Passes, Pool, Slowdown, usual_cargo
 
 OBJECTIVES = ("makespan", "span")
 UNLIMITED = 2**60  # bytes: the room of a pool without a limit
@@ -400,7 +386,7 @@ class Problem:
         rows = [lane[0] for lane in self.lanes if own[lane[0]]]
         lanes = np.stack([column[rows] for column in (p.rank, p.stage, p.kind, p.slice, p.streams)])
         on_one_link = np.unique(lanes, axis=1).shape[1] == np.unique(lanes[:-1], axis=1).shape[1]
-        return on_one_link and microbatches_alike(p, self.edges, self.lanes, own)
+        return on_one_link and tables.microbatches_alike(p, self.edges, self.lanes, own)
 
     @cached_property
     def ordered(self) -> bool:
@@ -408,10 +394,14 @@ class Problem:
         waits for another; if a lane has several passes of no microbatch (gathers, updates), or if such a pass has edges with
         some passes of a lane and not with all."""
         p, e = self.passes, self.edges
-        own, by_step, (lane, length) = self.in_microbatch, p.that(per_step=True, free=False), lane_of(len(p), self.lanes)
+        own, by_step, (lane, length) = (
+            self.in_microbatch,
+            p.that(per_step=True, free=False),
+            tables.lane_of(len(p), self.lanes),
+        )
         between = own[e.before] & own[e.after] & (p.microbatch[e.before] != p.microbatch[e.after])
         ends = ((e.before, e.after), (e.after, e.before))
-        parts = (in_part(lane, length, a[rows], b[rows]) for a, b in ends for rows in [by_step[a] & own[b]])
+        parts = (tables.in_part(lane, length, a[rows], b[rows]) for a, b in ends for rows in [by_step[a] & own[b]])
         return bool(not self.alike or between.any() or (length[lane[by_step]] > 1).any() or any(parts))
 
     def slowed(self, factors: Sequence[float]) -> Problem:

@@ -299,9 +299,6 @@ def usual_cargo(passes: Passes, a: Ints, b: Ints) -> Ints:
     return cargo.astype(np.int64)
 
 
-# --- What microbatches have in common ---
-
-
 def microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_microbatch: Bools) -> bool:
     """Whether the passes of each lane differ only by their microbatch: they take equally long, and every microbatch has the
     same edges within itself, with the same lags, bytes and pools.

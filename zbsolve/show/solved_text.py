@@ -137,15 +137,16 @@ class Solved:
         problem, peaks = self.schedule.problem, self.schedule.timeline().peak_bytes
         certificate = self.schedule.certificate
         assert certificate is not None
+        pools, peak = zip(problem.pools, self.schedule.timeline().pool_peaks, strict=True), self.peak
         sections = {
-            "pools": _pools_as_json(self.schedule),
+            "pools": [{"name": pool.name, "peak": most, "capacity": pool.capacity} for pool, most in pools] or None,
             "messages": _waiting_as_json(self.schedule),
             "copies": None if self.copies is None else {"k": self.copies},
             "attention_exchange": None if self.attention is None else self.attention.to_json(),
-            "least_peak": None if self.peak is None else _peak_as_json(self.peak),
+            "least_peak": peak and {"proven": peak.proven, "floor": float(peak.floor), "before": _size(peak.before)},
             "work": None if self.work is None else self.work.facts(self.schedule),
             "under_noise": None if self.noise is None else self.noise.to_json(),
-            "against_1f1b": None if self.usual is None else _usual_as_json(self.schedule, self.usual),
+            "against_1f1b": None if self.usual is None else _against(self.schedule, self.usual),
         }
         return {
             **certificate.to_json(),
@@ -162,12 +163,6 @@ class Solved:
         }
 
 
-def _pools_as_json(schedule: Schedule) -> list[dict[str, Any]] | None:
-    """Peak and capacity of each further pool; None where there is none."""
-    rows = zip(schedule.problem.pools, schedule.timeline().pool_peaks, strict=True)
-    return [{"name": pool.name, "peak": peak, "capacity": pool.capacity} for pool, peak in rows] or None
-
-
 def _waiting_as_json(schedule: Schedule) -> dict[str, Any] | None:
     """Bytes of each rank: of messages that wait at once, and reserved for them; None if memory has no limit."""
     problem = schedule.problem
@@ -176,18 +171,14 @@ def _waiting_as_json(schedule: Schedule) -> dict[str, Any] | None:
     return {"waiting": most_waiting(schedule).tolist(), "reserved": list(problem.messages.reserved)}
 
 
-def _peak_as_json(peak: LeastPeak) -> dict[str, Any]:
-    """What is proven of the least peak, and the schedule before the search for it."""
-    before = peak.before.timeline()
-    shortest = {"value": int(before.value), "peaks": list(before.peak_bytes)}
-    return {"proven": peak.proven, "floor": float(peak.floor), "before": shortest}
+def _size(schedule: Schedule) -> dict[str, Any]:
+    timeline = schedule.timeline()
+    return {"value": int(timeline.value), "peaks": list(timeline.peak_bytes)}
 
 
-def _usual_as_json(schedule: Schedule, usual: Schedule) -> dict[str, Any]:
-    """1F1B's value and peaks, and the changes against it."""
-    timeline, (time, memory) = usual.timeline(), changes(schedule, usual)
-    own = {"value": int(timeline.value), "peaks": list(timeline.peak_bytes)}
-    return {**own, "time_change": time, "memory_change": memory}
+def _against(schedule: Schedule, usual: Schedule) -> dict[str, Any]:
+    time, memory = changes(schedule, usual)
+    return {**_size(usual), "time_change": time, "memory_change": memory}
 
 
 def changes(schedule: Schedule, other: Schedule) -> tuple[float, float | None]:
