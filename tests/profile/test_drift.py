@@ -12,7 +12,7 @@ import pytest
 from zbsolve import BadInput, Layer, Link, Profile, Schedule, solve
 from zbsolve.build import with_slices
 from zbsolve.cli import main
-from zbsolve.features.sharded_vocabulary import vocabulary_of
+from zbsolve.features.vocabulary import vocabulary_of
 from zbsolve.partition.layer import Given
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.changes import drift, rank_sum

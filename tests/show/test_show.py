@@ -19,8 +19,8 @@ from zbsolve.cli import main
 from zbsolve.kinds import OURS, TABLE
 from zbsolve.schedule.trace import Trace
 from zbsolve.show.pages import packed
-from zbsolve.show.pictures.files import save_schedule_picture
 from zbsolve.show.pictures.drawing import to_svg
+from zbsolve.show.pictures.files import save_schedule_picture
 from zbsolve.show.pictures.schedule import schedule_drawing
 from zbsolve.show.schedule_report import schedule_as_page, schedule_as_text
 from zbsolve.show.tracks import cell_kinds, letters, levels, schedule_as_trace

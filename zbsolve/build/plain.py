@@ -147,7 +147,6 @@ def pipeline(
     around = [whole_numbers(AF, "AF", stages), whole_numbers(AF if AB is None else AB, "AB", stages)]
     if blocking and any(array.any() for array in around):
         raise BadInput("blocking: AF and AB are all-to-alls on a separate stream, after which messages block no sender")
-
     dropping = {stage: count for stage, count in recomputed_stages(recompute, stages).items() if stage >= untrained}
     again, inputs = (whole_table(tables.get(name, 0), name, *shape) for name in ("X", "held_input"))
     limits = None if capacity is None else whole_numbers(capacity, "capacity", max(routes[0]) + 1)
@@ -155,7 +154,6 @@ def pipeline(
 
     passes, edges = _plain(times, held, _messages(comm, routes, microbatches), blocking, routes)
     step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(layers), source)
-
     step = with_recompute(step, dropping, X=None if X is None else again, held_input=inputs)
     step = without_backward(with_all_to_all(step, *around), untrained)
     step = step if exchange is None else with_exchange(step, exchange)
@@ -258,10 +256,11 @@ def _plain(
     up, which are lags, or ends of passes where they block."""
     none, (kind, back, *_) = [0 * message for message in messages], tuple(times)
     lags, sent = (none, messages) if blocking else (messages, none)
-    if blocking:
-        times = times | {kind: times[kind].copy(), back: times[back].copy()}
-        times[kind][:-1] += sent[0]  # F to the next stage, B (or BW) to the one before
-        times[back][1:] += sent[1]
+    down, up = (
+        np.pad(sent[0], ((0, 1), (0, 0))),
+        np.pad(sent[1], ((1, 0), (0, 0))),
+    )  # F to the next stage, B to the one before
+    times = times | {kind: times[kind] + down, back: times[back] + up}
     stages, m = times[kind].shape
     rank = np.tile(np.array(routes).T[:, np.arange(m) % len(routes)].ravel(), len(times))
     passes = Passes(

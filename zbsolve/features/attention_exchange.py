@@ -15,7 +15,7 @@ from ..partition.layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..problem.tables import Ints
 from .feature import YES, Feature, Field
-from .sharded_vocabulary import on_stages, vocabulary_of
+from .vocabulary import on_stages, vocabulary_of
 
 STATISTICS = 64  # bytes of queries per byte of statistics: heads of width 128 in half precision, 4 bytes per head
 

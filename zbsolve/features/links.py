@@ -29,8 +29,7 @@ def group_note(what: str, profile: Any) -> str:
     return f"{what} go over the pipeline's link: the profile has none of the group (field 'shard_link')"
 
 
-SENDER, SHARE = "messages that occupy their sender", "links that messages share"
-SITES = "a link between sites"
+SENDER, SHARE, SITES = "messages that occupy their sender", "links that messages share", "a link between sites"
 LINKS = Feature(
     NAME,
     build=_build,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import ceil
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from ..schedule.timeline import Floats
 from ..util.text import counted, printable
 from .cuts import CHOICES, MAX_SLICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
 from .feature import Feature, Field, OfRun, is_auto
-from .sharded_vocabulary import on_all_ranks
+from .vocabulary import on_all_ranks
 
 ROUNDED = 1e-6  # µs by which a line in a file may be below 0
 ROUNDED_DOWN = 0.5  # µs that rounding takes from a sum at most
@@ -130,10 +131,7 @@ def widest_slice(profile: Any, cuts: Cuts) -> Any:
     if cuts == WHOLE:
         return profile
     share, link, costs = max(b - a for a, b in pairwise(cuts)), profile.link, profile.vocabulary
-
-    def part(layer: Layer) -> Layer:
-        return part_of_layer(layer, share, link)
-
+    part = partial(part_of_layer, share=share, link=link)
     factors = tuple(np.repeat(profile.microbatch_factors, len(cuts) - 1).tolist())
     shards = None if costs is None else costs.part(share, link, part)
     return replace(profile, layers=tuple(map(part, profile.layers)), microbatch_factors=factors, vocabulary=shards)
@@ -273,10 +271,8 @@ def _untimed(problem: Problem, base: Any) -> str:
 def _lengths_in_words(problem: Problem) -> list[str]:
     """A line with the lengths of uneven slices, in tokens or, if the sequence's length is not known, in per cent."""
     lengths = problem.slice_lengths
-    if not lengths:
-        return []
     if all(length.is_integer() for length in lengths):
-        return [f"slices of {counted([int(length) for length in lengths])} tokens"]
+        return [f"slices of {counted([int(length) for length in lengths])} tokens"] * bool(lengths)
     return [f"slices of {counted([f'{length / sum(lengths):.1%}' for length in lengths])} of the sequence"]
 
 

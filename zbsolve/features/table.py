@@ -18,11 +18,11 @@ from .links import CARDS, LINKS, SENDER, SHARE, SITES
 from .offload import OFFLOAD
 from .recompute import RECOMPUTE
 from .replicas import REPLICAS
-from .sharded_vocabulary import VOCABULARY
 from .sharding import SHARDING
 from .sides import SIDES
 from .sizes import SIZES
 from .slices import SLICES
+from .vocabulary import VOCABULARY
 from .work import WORK
 
 # In the order in which their builders run.
@@ -123,8 +123,7 @@ APART = (
 
 
 def excluded(condition: str) -> tuple[str, ...]:
-    """What does not go with a condition, in the table's order: features, as `Problem.features` has them, of conditions on
-    fields of a step; other conditions by their own names."""
+    """What does not go with a condition: features of a step's fields, as `Problem.features` has them; else conditions."""
     own = {name: feature.name for feature in FEATURES if feature.fields for name in feature.conditions}
     return tuple(own.get(row.other, row.other) for row in APART if row.one == condition)
 

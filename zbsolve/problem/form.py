@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import ceil
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -50,13 +49,6 @@ class EdgesForm(msgspec.Struct):
     pool: Column | None = None
 
 
-class PoolForm(msgspec.Struct):
-    """A pool of memory in a file; capacity in bytes, null where it is unlimited."""
-
-    name: str
-    capacity: int | None = None
-
-
 class MessagesForm(msgspec.Struct):
     """Bytes of messages over each boundary, and bytes that each rank keeps free for them (see `MessageRoom`)."""
 
@@ -74,7 +66,7 @@ class ProblemForm(msgspec.Struct):
     passes: PassesForm
     edges: EdgesForm
     capacity: list[int] | None = None
-    pools: list[PoolForm] = []
+    pools: list[Pool] = []
     messages: MessagesForm | None = None
     slice_lengths: list[float] = []
     recomputed: list[int] = []
@@ -93,8 +85,8 @@ class MessageRoom(NamedTuple):
 
     def larger(self, factor: float) -> MessageRoom:
         """The same with `factor` times as many bytes in each message."""
-        sides = tuple((giver, taker, ceil(factor * size)) for giver, taker, size in self.sides)
-        return self._replace(sizes=tuple(ceil(factor * size) for size in self.sizes), sides=sides)
+        sides = tuple((giver, taker, math.ceil(factor * size)) for giver, taker, size in self.sides)
+        return self._replace(sizes=tuple(math.ceil(factor * size) for size in self.sizes), sides=sides)
 
     def as_json(self) -> dict[str, Any]:
         """Fields for a file; `sides` only if there are side inputs."""

@@ -476,7 +476,7 @@ class Problem:
             "source": self.source,
             "layers": list(self.layers),
             "capacity": None if self.capacity is None else list(self.capacity),
-            **({"pools": [{"name": pool.name, "capacity": pool.capacity} for pool in self.pools]} if self.pools else {}),
+            **({"pools": [asdict(pool) for pool in self.pools]} if self.pools else {}),
             **({"messages": self.messages.as_json()} if self.messages else {}),
             **{name: list(note) for name in problem_form.NOTES if (note := getattr(self, name))},
             **({"slowdowns": [asdict(slowdown) for slowdown in self.slowdowns]} if self.slowdowns else {}),
@@ -506,12 +506,10 @@ class Problem:
         passes = problem_form.passes_from(form.passes, where)
         edges = problem_form.edges_from(form.edges, passes, where)
         capacity = None if form.capacity is None else tuple(form.capacity)
-        pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
-        notes = tuple(form.layers), form.source, pools
+        notes = tuple(form.layers), form.source, tuple(form.pools)
         cuts, more = (tuple(form.slice_lengths), tuple(form.recomputed)), (tuple(form.slowdowns), tuple(form.sizes))
         with prefixed(where):
             problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, *more, form.settings)
-        if form.messages is None:
-            return problem
-        room = problem_form.message_room(form.messages, problem.stages, problem.ranks, where)
-        return replace(problem, messages=room)
+        sizes = problem.stages, problem.ranks
+        room = None if form.messages is None else problem_form.message_room(form.messages, *sizes, where)
+        return problem if room is None else replace(problem, messages=room)

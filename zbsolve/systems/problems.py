@@ -13,8 +13,8 @@ from ..build.updates import with_updates
 from ..build.vocabulary import Vocabulary, with_vocabulary
 from ..features.cuts import EVEN_WORK
 from ..features.feature import AUTO
-from ..features.sharded_vocabulary import on_all_ranks
 from ..features.table import usual
+from ..features.vocabulary import on_all_ranks
 from ..kinds import OFFLOAD, SLICES, UPDATES, VOCABULARY
 from ..partition.file import Partition
 from ..problem import Problem
