@@ -145,12 +145,12 @@ def pipeline(
 
     times, held = _times(tables, shape), _held(tables, shape, untrained)
     around = [whole_numbers(AF, "AF", stages), whole_numbers(AF if AB is None else AB, "AB", stages)]
-    if blocking and any(array.any() for array in around):
-        raise BadInput("blocking: AF and AB are all-to-alls on a separate stream, after which messages block no sender")
     dropping = {stage: count for stage, count in recomputed_stages(recompute, stages).items() if stage >= untrained}
     again, inputs = (whole_table(tables.get(name, 0), name, *shape) for name in ("X", "held_input"))
     limits = None if capacity is None else whole_numbers(capacity, "capacity", max(routes[0]) + 1)
     _check_room(routes, held, np.array(list(dropping), np.int64), inputs.min(axis=1), limits)
+    if blocking and any(array.any() for array in around):
+        raise BadInput("blocking: AF and AB are all-to-alls on a separate stream, after which messages block no sender")
 
     passes, edges = _plain(times, held, _messages(comm, routes, microbatches), blocking, routes)
     step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(layers), source)

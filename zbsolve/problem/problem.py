@@ -11,6 +11,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ..kinds import KINDS, LINKS, SLICES, TABLE
@@ -505,11 +506,10 @@ class Problem:
         """The problem of a parsed file. Raises BadInput naming `where` and the field."""
         passes = problem_form.passes_from(form.passes, where)
         edges = problem_form.edges_from(form.edges, passes, where)
-        capacity = None if form.capacity is None else tuple(form.capacity)
-        notes = tuple(form.layers), form.source, tuple(form.pools)
-        cuts, more = (tuple(form.slice_lengths), tuple(form.recomputed)), (tuple(form.slowdowns), tuple(form.sizes))
+        read = msgspec.structs.asdict(form)
+        rows: dict[str, Any] = {name: tuple(row) if isinstance(row, list) else row for name, row in read.items()}
         with prefixed(where):
-            problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, *more, form.settings)
+            problem = cls(**rows | {"passes": passes, "edges": edges, "messages": None})
         sizes = problem.stages, problem.ranks
         room = None if form.messages is None else problem_form.message_room(form.messages, *sizes, where)
         return problem if room is None else replace(problem, messages=room)
