@@ -39,7 +39,7 @@ SERIAL_SHARE = 0.3  # of the time: the most that serial generation takes once th
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time: the search for the makespan; decodings that the time must allow
 MAKESPAN_SOLVER = "makespan search"
 # Of the time: the search with another seed; decodings that this time must allow; between the two seeds.
-ANEW_SHARE, ANEW_DECODINGS, APART = 0.25, 1_000, 104_729
+ANEW_SHARE, ANEW_DECODINGS, APART = 0.25, 2_000, 104_729
 ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "serial generation"
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
