@@ -192,10 +192,11 @@ def test_how_much_the_seed_decides() -> None:
     close, most = sum(ratio <= 0.002 for ratio in worst.values()), max(worst, key=lambda name: worst[name])
     assert f"In {close} of {len(rows)} steps the worst of five seeds is within 0.2 % of the best" in text
     assert f"the worst is {worst[most]:.2%} ({most})" in text
-    then = before["rows"]
+    then = {name: row for name, row in before["rows"].items() if name in rows}
     for which, found in (("best", min), ("median", median), ("worst", max)):
         ratio = mean_of(found(rows[name]["values"]) / found(then[name]["values"]) for name in then) - 1
         assert f"{which} {ratio:+.2%}" in text
+    assert f"the same {len(then)} steps" in text
 
 
 def test_split_and_order_together() -> None:
