@@ -13,7 +13,7 @@ from zbsolve.planner import CLUSTERS, Layout, shape_by_name
 from zbsolve.planner.candidate import unsolved
 from zbsolve.planner.layout import LOOP, SHARDED
 from zbsolve.planner.searches import EFFORT_PER_PASS
-from zbsolve.search import finder
+from zbsolve.search import finder, sources
 from zbsolve.search.certify import work_bound
 from zbsolve.search.finder import _in_turns, find, search_of
 from zbsolve.search.solver import search
@@ -109,9 +109,11 @@ def test_a_short_search_of_many_passes_needs_no_paced_blocks_where_blocks_are_go
     assert not any(True for arm in PACED.arms(ours) for _ in arm)
 
 
-def test_another_seed_is_searched_where_its_time_allows_decodings() -> None:
+def test_another_seed_is_searched_where_its_time_allows_decodings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the time: it must allow two thousand decodings of 144 passes, and nobody may only ask for a value."""
     ours = search_of(state_of(1.0), 0)
+    assert anew_seconds(ours) == 0.0  # a small step
+    monkeypatch.setattr(sources, "ANEW_PASSES", 144)
     ours.anew = anew_seconds(ours)
     assert (anew_seconds(search_of(state_of(0.2), 0)), ours.anew) == (0.0, 0.25)
     (arm,) = arms_of(ANEW, ours)

@@ -38,8 +38,9 @@ SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time: the most that serial generation takes once there is a schedule
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time: the search for the makespan; decodings that the time must allow
 MAKESPAN_SOLVER = "makespan search"
-# Of the time: the search with another seed; decodings that this time must allow; between the two seeds.
-ANEW_SHARE, ANEW_DECODINGS, APART = 0.25, 2_000, 104_729
+# Of the time: the search with another seed; decodings that this time must allow; passes at least (fewer were not measured);
+# between the two seeds.
+ANEW_SHARE, ANEW_DECODINGS, ANEW_PASSES, APART = 0.25, 2_000, 1_000, 104_729
 ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "serial generation"
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
@@ -289,10 +290,10 @@ def _repeated_arms(search: Search) -> list[Arm]:
 
 
 def anew_seconds(search: Search) -> float:
-    """Seconds for another search; 0 where they are too few, for a large step, and where one only asks for a value."""
-    seconds = ANEW_SHARE * search.clock.left
-    few = seconds < ANEW_DECODINGS * len(search.problem.passes) * SECONDS_PER_DECODED_PASS
-    return 0.0 if few or len(search.problem.passes) > LARGE_PASSES or search.state.enough is not None else seconds
+    """Seconds for another search; 0 where they are too few, for small and large steps, and where one only asks for a value."""
+    seconds, passes = ANEW_SHARE * search.clock.left, len(search.problem.passes)
+    enough = seconds > ANEW_DECODINGS * passes * SECONDS_PER_DECODED_PASS
+    return seconds if enough and ANEW_PASSES <= passes <= LARGE_PASSES and search.state.enough is None else 0.0
 
 
 def _anew(search: Search, seconds: float) -> Arm:
