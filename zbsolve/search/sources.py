@@ -290,7 +290,7 @@ def _repeated_arms(search: Search) -> list[Arm]:
 
 
 def anew_seconds(search: Search) -> float:
-    """Seconds for another search; 0 where they are too few, for small and large steps, and where one only asks for a value."""
+    """Seconds for another search; 0 if they are too few, for small and large steps, and where one only asks for a value."""
     seconds, passes = ANEW_SHARE * search.clock.left, len(search.problem.passes)
     enough = seconds > ANEW_DECODINGS * passes * SECONDS_PER_DECODED_PASS
     return seconds if enough and ANEW_PASSES <= passes <= LARGE_PASSES and search.state.enough is None else 0.0
