@@ -210,6 +210,7 @@ class Capturing:
         self.graph, self.stream = graph, OnStream(stream or Stream())
 
     def __enter__(self) -> None:
+        synchronize()  # as torch does
         self.stream.__enter__()
         self.graph.capture_begin()
 
