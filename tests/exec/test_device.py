@@ -26,7 +26,7 @@ from ..support.exec_ranks import on_ranks
 
 torch = pytest.importorskip("torch")
 
-from zbsolve.exec.base.part import Data  # noqa: E402
+from zbsolve.exec.base.part import Data, Hooks  # noqa: E402
 from zbsolve.exec.device import rank_device  # noqa: E402
 from zbsolve.exec.device.capture import MOST_GRAPHS, MOST_WATCHED, Captures, Watched, _places, capturing  # noqa: E402
 from zbsolve.exec.device.rank_device import (  # noqa: E402
@@ -116,11 +116,23 @@ class Looks:
 def test_nobody_looks_after_a_rank_that_is_closed() -> None:
     """At the end of its process: torch ends that by a signal where another thread is in it."""
     one, busy, closed = Looks(), threading.Event(), threading.Event()
-    looking = threading.Thread(target=_look, args=(weakref.WeakMethod(one.look), busy, closed, 0.2))
+    looking = threading.Thread(target=_look, args=(weakref.WeakMethod(one.look), busy, closed, 0.2, print))
     looking.start()
     _close(busy, closed)
     looking.join(300)
     assert (looking.is_alive(), one.times) == (False, 0)
+
+
+def test_the_thread_that_looks_after_a_rank_uses_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's GPU is the first one until it is set, and CUDA makes a context there at its first call."""
+    set_by: dict[threading.Thread, torch.device] = {}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: set_by.update({threading.current_thread(): device}))
+    before, device = set(threading.enumerate()), torch.device("cuda", 3)
+    one = RankDevice(device, SimpleNamespace(timeout=timedelta(seconds=100)), PROGRAMS[1].actions, Hooks())  # type: ignore[arg-type]
+    assert wires.came_true(lambda: bool(set_by), 300.0)
+    ((thread, of_thread),) = set_by.items()
+    assert (thread in before, of_thread) == (False, device)
+    del one
 
 
 def test_a_thread_that_looks_ends_with_what_it_looks_after() -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -125,7 +126,9 @@ class DeviceRows(HostRows):
         stream.wait_event(coming.free)
         with torch.cuda.stream(stream):
             self._wires.receive(coming.row, source).wait()  # the stream waits; with a timeout the host would
-        coming.arrived, coming.there = self.marks.mark(stream), stream.record_event()
+        coming.arrived = coming.there = self.marks.mark(stream)
+        if self.marks.fixed:
+            coming.there = stream.record_event()
 
     def take(self, message: Message, coming: Coming) -> tuple[Tensor, Any]:
         self.receive(message, coming)
@@ -155,7 +158,7 @@ class RankDevice:
 
     def __init__(self, device: torch.device, peers: Peers, actions: tuple[Action, ...], hooks: Hooks) -> None:
         self.device, self.limit = device, hooks.limit
-        self.marks, self.guard = Marks(device), Guard(peers, actions, hooks.announce)
+        self.marks, self.guard = Marks(device), Guard(peers, actions, hooks.announce, device)
         self.peak = self.launching = self._before = 0
 
     @contextmanager
@@ -181,7 +184,7 @@ class RankDevice:
         marks.begin()
         record.began = time.monotonic_ns()
         self.guard.begin(record, marks)
-        self._before = torch.cuda.memory_allocated(self.device)
+        self._before = self._allocated["current"]
         torch.cuda.reset_peak_memory_stats(self.device)
         if self.limit is not None:
             self._allow(self._before + missing + self.limit)
@@ -194,8 +197,13 @@ class RankDevice:
         self.guard.wait(over)
         if self.limit is not None:
             self._allow(None)
-        self.peak = torch.cuda.max_memory_allocated(self.device) - self._before
+        self.peak = self._allocated["peak"] - self._before
         read_marks(record, marks)
+
+    @property
+    def _allocated(self) -> dict[str, int]:
+        """Bytes by torch's allocator. (`memory_allocated` flattens and sorts all statistics for one of them.)"""
+        return torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]  # type: ignore[no-any-return]
 
     def _allow(self, size: int | None) -> None:
         """Limit the allocator to this many bytes of the device in total (None: no limit). It frees its cached blocks before
@@ -216,15 +224,23 @@ def read_marks(record: Record, marks: Marks) -> None:
 
 class Guard:
     """Watches one rank from a thread, and ends its communicators if another rank has stopped or nothing happens. actions: of
-    its program. announce: called with the pass that runs on the device. cause: why communicators were ended, or None."""
+    its program. announce: called with the pass that runs on the device. device: the GPU that the thread makes its current
+    one; else CUDA would take memory of the first GPU for it. cause: why communicators were ended, or None."""
 
-    def __init__(self, peers: Peers, actions: tuple[Action, ...], announce: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        actions: tuple[Action, ...],
+        announce: Callable[[str], None] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         self.cause: LostRank | None = None
         self._peers, self._actions, self._announce = peers, actions, announce
         self._record: Record | None = None
         self._marks: Marks | None = None
         self._done = 0  # passes of the step that the device has done
-        self._busy = Looker(self.look, LOOK_SECONDS).busy
+        first = (lambda: None) if device is None else partial(torch.cuda.set_device, device)
+        self._busy = Looker(self.look, LOOK_SECONDS, first).busy
 
     def begin(self, record: Record, marks: Marks) -> None:
         """A step begins."""
