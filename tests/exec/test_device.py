@@ -35,6 +35,7 @@ from zbsolve.exec.device.rank_device import (  # noqa: E402
     RankDevice,
     read_marks,
 )
+from zbsolve.exec.loop import gradients  # noqa: E402
 from zbsolve.exec.run import host  # noqa: E402
 from zbsolve.exec.run.job import Options  # noqa: E402
 from zbsolve.exec.transport import wires  # noqa: E402
@@ -436,3 +437,18 @@ def test_ranks_on_one_gpu_have_the_unsplit_models_gradients_under_delays(at_once
     run = ranks_run(cases, 2, "cuda", at_once, 60.0)
     assert wrong_of(run) == []
     assert [len(one["rows"]) for one in run] == [2, 2]
+
+
+def test_a_norm_that_waits_for_a_lost_pipeline_ends_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between steps no guard looks: reading the norm would wait on the device for ever."""
+
+    def never(device: torch.device, timeout: timedelta) -> None:
+        raise TimeoutError(f"nothing for {timeout.total_seconds():g} s")
+
+    monkeypatch.setattr(gradients, "passed", never)
+    peers = SimpleNamespace(telling=lambda what: nullcontext(), timeout=timedelta(seconds=7))
+    module = torch.nn.Linear(2, 2)
+    module(torch.ones(1, 2)).sum().backward()
+    pipeline = SimpleNamespace(module=module, parts=(), mesh=None, peers=peers, device=torch.device("cuda", 0))
+    with pytest.raises(LostRank, match="waiting for the gradients: nothing for 7 s"):
+        gradients.norm_power(pipeline, 2.0)

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.futures import Future
+from torch.serialization import default_restore_location
 
 from ...util.errors import BadInput, one_line
 from ..transport.peers import Peers
@@ -140,9 +141,13 @@ def as_tensor(body: Any, what: str) -> Tensor:
     return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
 
 
-def from_tensor(tensor: Tensor) -> Any:
-    """What `as_tensor` was given."""
-    return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=True)
+def from_tensor(tensor: Tensor, device: torch.device) -> Any:
+    """What `as_tensor` was given. Tensors of any GPU are on `device`: another rank may have saved them."""
+
+    def placed(storage: Any, place: str) -> Any:
+        return default_restore_location(storage, str(device) if place.startswith("cuda") else place)
+
+    return torch.load(io.BytesIO(tensor.numpy().tobytes()), placed, weights_only=True)
 
 
 def _cause(error: CheckpointException) -> tuple[int, str]:
