@@ -154,12 +154,11 @@ def ends(device: torch.device) -> Iterator[Callable[[], Ends]]:
 
         def start() -> Ends:
             folder = stack.enter_context(temporary_folder("link"))
-            if sharers > 1:
-                stack.enter_context(together(folder))
+            stack.enter_context(together(folder) if sharers > 1 else nullcontext())
             words = [(str(folder), str(rank), str(device_of(device.type, rank, share=True))) for rank in range(2)]
             places = [device_environment(rank, sharers) if device.type == "cuda" else {} for rank in range(2)]
-            rows = [*zip(words, places, strict=True)]
-            return Ends(folder, stack.enter_context(processes(__name__, rows, DEVNULL, PIPE)))
+            two = processes(__name__, [*zip(words, places, strict=True)], DEVNULL, PIPE)
+            return Ends(folder, stack.enter_context(two))
 
         yield thread.submit(start).result
 

@@ -110,11 +110,12 @@ def auxiliary_loss(value: Tensor) -> None:
     losses.total = value if losses.total is None else losses.total + value
 
 
+@dataclass(slots=True)
 class OnTop(Generic[Made]):
     """A context in which `value` is the last of a list of values, the innermost. (A generator would take twice as long.)"""
 
-    def __init__(self, values: list[Made], value: Made) -> None:
-        self.values, self.value = values, value
+    values: list[Made]
+    value: Made
 
     def __enter__(self) -> Made:
         self.values.append(self.value)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...models.losses import OnTop, auxiliary_loss, auxiliary_losses, without_metrics
-from ...models.sides import called_by, names_of, row_of
-from ...partition.layer import Names
+from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
 from ..base.torch_private import gradient_edge, hooked, run_backward, version_of
@@ -92,15 +90,10 @@ class LayerSplit:
         """The outputs for a detached input. The first forward finds out whether layers change it in place."""
         before = version_of(x) if isinstance(x, Tensor) else 0
         given = x if self._changes_input is False else entered(x)
-        y = outputs(self.layers, self.first, self.loss, given, target, seed, self.names)
+        y = outputs(self.layers, self.first, self.loss, given, target, seed)
         if given is not x:
             self._changes_input = version_of(x) != before
         return y
-
-    @cached_property
-    def names(self) -> list[Names]:
-        """Of each layer, its side inputs. (To look for attributes that a module lacks takes 4 µs.)"""
-        return [names_of(layer, i) for i, layer in enumerate(self.layers, self.first)]
 
     def backward(self, kept: Kept, gradients: Sequence[Tensor | None], unit: float = 1.0) -> list[Tensor | None]:
         """B, or all of an unsplit BW: the gradients of the inputs. gradients: of the outputs that need one; None: an output
@@ -129,12 +122,9 @@ class LayerSplit:
             run_queue(kept.queue)
 
 
-def outputs(
-    layers: Sequence[nn.Module], first: int, loss: Loss | None, x: Any, target: Any, seed: int, names: Iterable[Names] = ()
-) -> Any:
-    """The output of the layers for `x`; with a loss, the loss. names: see `run_layers`. Raises BadInput for outputs that
-    cannot be passed on."""
-    y = run_layers(layers, x, first, seed, names)
+def outputs(layers: Sequence[nn.Module], first: int, loss: Loss | None, x: Any, target: Any, seed: int) -> Any:
+    """The output of the layers for `x`; with a loss, the loss. Raises BadInput for outputs that cannot be passed on."""
+    y = run_layers(layers, x, first, seed)
     if layers:
         checked(y, first + len(layers) - 1)
     if loss is not None:
@@ -144,12 +134,12 @@ def outputs(
     return y
 
 
-def run_layers(layers: Sequence[nn.Module], x: Any, first: int, seed: int, names: Iterable[Names] = ()) -> Any:
+def run_layers(layers: Sequence[nn.Module], x: Any, first: int, seed: int) -> Any:
     """Run the layers in order. Each draws random numbers that depend on (seed, layer) alone, on CPUs and GPUs, on whichever
-    rank. Side inputs are returned beside the output (see `models.sides`). names: of each layer, where they are known."""
-    for i, (layer, named) in enumerate(zip(layers, names or map(names_of, layers), strict=True), first):
+    rank. Side inputs are returned beside the output (see `models.sides`)."""
+    for i, layer in enumerate(layers, first):
         seed_layer(seed, i)
-        x = called_by(layer, named, x)
+        x = called(layer, x)
     return x
 
 

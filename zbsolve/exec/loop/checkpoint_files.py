@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -143,11 +143,8 @@ def as_tensor(body: Any, what: str) -> Tensor:
 
 def from_tensor(tensor: Tensor, device: torch.device) -> Any:
     """What `as_tensor` was given. Tensors of any GPU are on `device`: another rank may have saved them."""
-
-    def placed(storage: Any, place: str) -> Any:
-        return default_restore_location(storage, str(device) if place.startswith("cuda") else place)
-
-    return torch.load(io.BytesIO(tensor.numpy().tobytes()), placed, weights_only=True)
+    stream, restore = io.BytesIO(tensor.numpy().tobytes()), cast(Any, default_restore_location)
+    return torch.load(stream, lambda kept, at: restore(kept, str(device) if "cuda" in at else at), weights_only=True)
 
 
 def _cause(error: CheckpointException) -> tuple[int, str]:

@@ -79,9 +79,7 @@ class Looker:
         finalize(look.__self__, _close, self.busy, closed)  # type: ignore[attr-defined]
 
 
-def _look(
-    method: WeakMethod[Callable[[], None]], busy: Event, closed: Event, seconds: float, first: Callable[[], None]
-) -> None:
+def _look(method: WeakMethod[Callable[[], None]], busy: Event, closed: Event, seconds: float, first: Any) -> None:
     """What the thread runs, until `closed` is set."""
     first()
     while busy.wait() and not closed.wait(seconds):
