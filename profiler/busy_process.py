@@ -113,7 +113,7 @@ Row = tuple[Sequence[str], dict[str, str]]
 def times_beside_messages(spec: str, seed: int, layers: Sequence[int], seconds: float) -> dict[str, dict[str, list[float]]]:
     """Times of layers and messages, alone and both at once (see `beside_messages`), in two processes. Raises RunFailed."""
     with temporary_folder("beside") as folder:
-        rows = [((*_words(spec, seed, layers), str(folder), str(rank), str(seconds)), {}) for rank in (0, 1)]
+        rows: list[Row] = [((*_words(spec, seed, layers), str(folder), str(rank), str(seconds)), {}) for rank in (0, 1)]
         with processes(__name__, rows, PIPE, DEVNULL) as (first, _):
             return dict(json.loads(_wait_ready(first, time.monotonic() + seconds + START_SECONDS, spec)))
 
