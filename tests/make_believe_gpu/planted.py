@@ -62,7 +62,7 @@ ROWS = (
         "a graph does not end what it has sent",
         DEVICE,
         "        for message in list(self._sent):\n            self.gone(message)\n",
-        "",
+        "        self._sent.clear()\n",
         "captured",
     ),
     Planted(
