@@ -99,6 +99,7 @@ def _steps(search: BlockSearch) -> Iterator[None]:
     search.clock.spend(search.seconds_of(1, search.g.microbatches))
     search.cost = max(LEAST_COST, search.clock.used - at)
     yield from search.packed()
+    yield from search.meshed()
     yield from search.adopt()
     patterns = search.pattern_arm(min(MAX_PATTERN_SECONDS, PATTERN_SHARE * total))
     arms = [search.block_arm(), patterns, search.target_arm()]
