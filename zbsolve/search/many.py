@@ -20,7 +20,7 @@ from ..greedy.annealing import justified
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE
 from ..greedy.blocks.building_block import BuildingBlock, earliest_offsets, microbatches_in_flight, shorter_blocks
-from ..greedy.blocks.meshed import MeshedBlock, meshed_blocks
+from ..greedy.blocks.meshed import MeshedBlock, meshed_blocks, meshing_seconds
 from ..greedy.blocks.packing import least_packed
 from ..greedy.blocks.period_search import anneal_block
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
@@ -130,7 +130,7 @@ NAMED = (6.0, 3.5)  # named schedules
 LONG_NAMED = (2.1, 4.1, 6.1)  # named schedules that are made lane by lane: their rounds may begin close to the ramps
 GROUPS = (4, 5, 6)  # those of groups: here multiples of the ranks
 BLOCK_LENGTHS = (4.0, 2.5)  # repeated blocks
-MESHED_LENGTHS = (2, 5)  # meshed blocks; here multiples of the microbatches in flight, beside so many rounds:
+MESHED_LENGTHS = (2, 3, 5)  # meshed blocks; here multiples of the microbatches in flight, beside so many rounds:
 MESHED_ROUNDS, ROUND_MULTIPLE = 4, 6
 MAX_MESHED = 6  # meshed blocks that are offered
 SMALL = 2.5  # the small step that is solved
@@ -264,6 +264,7 @@ def _named(search: ManySearch, depth: int) -> Iterator[None]:
 
 def _meshed(search: ManySearch) -> Iterator[None]:
     """Offer the shortest meshed blocks, each in the fewest microbatches in which it has rounds."""
+    search.clock.spend(meshing_seconds(search.graph))
     blocks = [block for block in meshed_blocks(search.graph) if search.worth(block)]
     for block in blocks[:MAX_MESHED]:
         for times in MESHED_LENGTHS:

@@ -23,7 +23,7 @@ from .building_block import (
     shift_lengths,
     shorter_blocks,
 )
-from .meshed import meshed_blocks
+from .meshed import meshed_blocks, meshing_seconds
 from .packing import COARSE, FINE, least_packed
 from .period_search import anneal_block
 
@@ -176,6 +176,7 @@ class BlockSearch:
         """Decode the shortest meshed block, if the memory allows no plain one that is nearly as short."""
         if self.block.period < MESHED * rank_work(self.g).max():
             return
+        self.clock.spend(meshing_seconds(self.g))
         for block in meshed_blocks(self.g)[:1]:
             if block.estimate < self.block.period:
                 yield from self.decode_all(block.targets(self.g.microbatches), RULES)

@@ -9,16 +9,21 @@ no wave loses its place. A block is judged in *slots* (ticks and pauses) of the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from ...problem import Ints
+from ...problem.tables import Bools
 from ...util.kernels import kernel
 from ..arrays.microbatch import MicrobatchGraph, rank_work
 
 MAX_TOGETHER = 16  # microbatches that repeat together; more gain less than 1 %
-STRETCH = 2  # times the least number of ticks: more are not tried
+STRETCH = 1.5  # times the least number of ticks: more are not tried
+
+
+SECONDS_PER_LANE = 1e-7  # effort that is counted
 
 
 class MeshedBlock(NamedTuple):
@@ -78,17 +83,32 @@ def meshed_blocks(g: MicrobatchGraph) -> list[MeshedBlock]:
     if waves is None:
         return []
     each = _least_ticks(g, waves)
-    sizes = [(together, 2 * int(np.ceil(together * each / 2))) for together in range(1, MAX_TOGETHER + 1)]
-    if len(waves.direction) == 2:
-        # A wave meets those that begin up to so many ticks earlier. If it waits for one that begins just as much earlier, its
-        # like of the round before, then starts repeat after one round. Else they may repeat after dozens only.
-        sizes.append((int((len(waves.lanes) - 2) / each), len(waves.lanes) - 2))
-    for together, least in sizes:
-        tried = (_block(g, waves, together, ticks) for ticks in range(least, STRETCH * least + 1, 2) if together)
+    for together, numbers in _sizes(waves, each):
+        tried = (_block(g, waves, together, ticks) for ticks in numbers)
         block = next((block for block in tried if block is not None), None)
         if block is not None and (not blocks or block.estimate < blocks[-1].estimate):
             blocks.append(block)
     return blocks[::-1]
+
+
+def meshing_seconds(g: MicrobatchGraph) -> float:
+    """The effort of `meshed_blocks`."""
+    return MAX_TOGETHER * MAX_TOGETHER * len(g.rank) * SECONDS_PER_LANE
+
+
+def _sizes(waves: Waves, each: float) -> Iterator[tuple[int, range]]:
+    """Numbers of microbatches that repeat together, and of ticks to try for them. each: the least ticks a microbatch.
+
+    With one stage a rank, a wave meets those that begin up to a number of ticks earlier, and hardly more than that delays
+    it. Starts repeat every round if that number is a round, since then the wave that delays another is its like of the round
+    before. Else they may repeat after dozens of rounds only.
+    """
+    for together in range(1, MAX_TOGETHER + 1):
+        least = 2 * int(np.ceil(together * each / 2))
+        yield together, range(least, int(STRETCH * least) + 1, 2)
+    meets = len(waves.lanes) - 2
+    if len(waves.direction) == 2 and meets >= each:
+        yield int(meets / each), range(meets, meets + 1)
 
 
 def _block(g: MicrobatchGraph, waves: Waves, together: int, ticks: int) -> MeshedBlock | None:
@@ -117,7 +137,9 @@ def _estimate(g: MicrobatchGraph, waves: Waves, ticks: int, pauses: int) -> floa
     between = g.rank[g.before] != g.rank[g.after]
     lag = float(g.lag[between].mean()) if between.any() else 0.0
     busiest = (rank_work(wave) / np.maximum(1, np.bincount(g.rank[waves.lanes]))).max()
-    return float(ticks * (max(busiest, g.duration[waves.lanes].mean()) + lag) + pauses * max(0.0, sinks.max(initial=0) - lag))
+    return float(
+        ticks * (max(busiest, g.duration[waves.lanes].mean()) + lag) + pauses * max(0.0, sinks.max(initial=0) - lag)
+    )
 
 
 @kernel
@@ -147,7 +169,7 @@ def _meshed(g: MicrobatchGraph, waves: Waves, ticks: int, pauses: int, slot: Int
 
 
 @kernel
-def _place(g: MicrobatchGraph, waves: Waves, wave: int, at: int, ticks: int, pauses: int, taken: Ints, slot: Ints) -> int:
+def _place(g: MicrobatchGraph, waves: Waves, wave: int, at: int, ticks: int, pauses: int, taken: Bools, slot: Ints) -> int:
     """Place a wave at the first tick from `at` on at which all of its passes find their slots free, in ticks of its
     direction. Returns the tick behind it; −1: there is none."""
     a, z, direction = waves.first[wave], waves.first[wave + 1], waves.direction[wave]
