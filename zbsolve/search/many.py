@@ -86,9 +86,9 @@ class ManySearch:
         few, groups = max(MULTIPLE, round(wanted)), lcm(MULTIPLE, self.one.ranks)
         return few + (self.microbatches - few) % (groups if groups <= MAX_MULTIPLE else MULTIPLE)
 
-    def worth(self, block: MeshedBlock) -> bool:
-        """Whether a meshed block may be shorter than the best order."""
-        return self.best is None or block.estimate * self.microbatches < self.best.value
+    def worth(self, block: MeshedBlock, few: int) -> bool:
+        """Whether so many microbatches of a meshed block may be shorter than the best order, with time to show it."""
+        return self.best is None or (block.estimate * self.microbatches < self.best.value and self.time_to_show(few))
 
     def time_to_show(self, few: int) -> bool:
         """Whether the time left is enough to decode `few` microbatches; always while there is no order yet."""
@@ -130,8 +130,8 @@ NAMED = (6.0, 3.5)  # named schedules
 LONG_NAMED = (2.1, 4.1, 6.1)  # named schedules that are made lane by lane: their rounds may begin close to the ramps
 GROUPS = (4, 5, 6)  # those of groups: here multiples of the ranks
 BLOCK_LENGTHS = (4.0, 2.5)  # repeated blocks
-MESHED_LENGTHS = (2, 3, 5)  # meshed blocks; here multiples of the microbatches in flight, beside so many rounds:
-MESHED_ROUNDS, ROUND_MULTIPLE = 4, 6
+MESHED_LENGTHS = (2, 3, 5)  # meshed blocks; here multiples of the microbatches in flight
+MESHED_ROUNDS = (1, 2, 3)  # rounds of meshed blocks, as multiples of the microbatches that repeat together
 MAX_MESHED = 6  # meshed blocks that are offered
 SMALL = 2.5  # the small step that is solved
 LONGER = (2.0, 3.5, 6.0)  # how much longer than the small step its repeated steady state is
@@ -265,17 +265,19 @@ def _named(search: ManySearch, depth: int) -> Iterator[None]:
 def _meshed(search: ManySearch) -> Iterator[None]:
     """Offer the shortest meshed blocks, each in the fewest microbatches in which it has rounds."""
     search.clock.spend(meshing_seconds(search.graph))
-    blocks = [block for block in meshed_blocks(search.graph) if search.worth(block)]
-    for block in blocks[:MAX_MESHED]:
+    for block in meshed_blocks(search.graph)[:MAX_MESHED]:
+        rounds = tuple(times * block.together for times in MESHED_ROUNDS)
         for times in MESHED_LENGTHS:
-            few = times * block.flight + MESHED_ROUNDS * block.together
-            few += (search.microbatches - few) % (ROUND_MULTIPLE * block.together)
+            few = times * block.flight + 4 * block.together
+            few += (search.microbatches - few) % lcm(*rounds)
             g = of_length(search.graph, few)
-            if few > search.microbatches or g.passes.size > MAX_LONG_NAMED or not search.time_to_show(few):
+            if few > search.microbatches or g.passes.size > MAX_LONG_NAMED or not search.worth(block, few):
                 break
-            offers = search.shown
-            rounds = tuple(times * block.together for times in (1, 2, 3))
-            yield from _decoded(search, g, block.targets(few), (), "meshed block", rounds=rounds)
+            offers, order = search.shown, serial_order(g, block.targets(few))
+            if order is None:
+                break
+            search.offer(few, g.passes[order // few, 0] // few, "meshed block", rounds)
+            yield
             if search.shown > offers:
                 break
 
@@ -343,13 +345,7 @@ def _from_small(search: ManySearch, few: int, depth: int) -> Iterator[None]:
 
 
 def _decoded(
-    search: ManySearch,
-    g: MicrobatchGraph,
-    target: Ints,
-    rules: tuple[DecodeRule, ...],
-    solver: str,
-    justify: bool = False,
-    rounds: tuple[int, ...] = (),
+    search: ManySearch, g: MicrobatchGraph, target: Ints, rules: tuple[DecodeRule, ...], solver: str, justify: bool = False
 ) -> Iterator[None]:
     """Offer the order of the target starts, the order that each decoding rule makes of them, and if `justify` is set its
     justified form. target: µs, shape (lanes, microbatches)."""
@@ -357,17 +353,17 @@ def _decoded(
     order = serial_order(g, target)
     if order is None:
         return
-    search.offer(g.microbatches, lanes[order // g.microbatches], solver, rounds)
+    search.offer(g.microbatches, lanes[order // g.microbatches], solver)
     yield
     for rule in rules:
         decoded = decode(g, target, rule) if search.time_to_show(g.microbatches) else None
         search.clock.spend(target.size * SECONDS_PER_DECODED_PASS)
         if decoded is None:
             return
-        search.offer(g.microbatches, lanes[decoded.order // g.microbatches], solver, rounds)
+        search.offer(g.microbatches, lanes[decoded.order // g.microbatches], solver)
         yield
         decoded = justified(g, decoded.start, JUSTIFIED) if justify and search.time_to_show(2 * g.microbatches) else None
         if decoded is not None:
             search.clock.spend(2 * target.size * SECONDS_PER_DECODED_PASS)
-            search.offer(g.microbatches, lanes[decoded.order // g.microbatches], solver, rounds)
+            search.offer(g.microbatches, lanes[decoded.order // g.microbatches], solver)
             yield
