@@ -21,8 +21,6 @@ from ..arrays.microbatch import MicrobatchGraph, rank_work
 
 MAX_TOGETHER = 16  # microbatches that repeat together; more gain less than 1 %
 STRETCH = 1.5  # times the least number of ticks: more are not tried
-
-
 SECONDS_PER_LANE = 1e-7  # effort that is counted
 
 
@@ -57,6 +55,13 @@ class Waves(NamedTuple):
     lanes: Ints
     first: Ints
     direction: Ints
+
+
+class Beat(NamedTuple):
+    """Ticks of a block, and pauses between them."""
+
+    ticks: int
+    pauses: int
 
 
 def waves_of(g: MicrobatchGraph) -> Waves | None:
@@ -113,11 +118,11 @@ def _sizes(waves: Waves, each: float) -> Iterator[tuple[int, range]]:
 
 def _block(g: MicrobatchGraph, waves: Waves, together: int, ticks: int) -> MeshedBlock | None:
     """The block of so many microbatches and ticks, with as few pauses as sinks need; None if it does not fit."""
-    pauses = max(0, together * int(np.bincount(g.rank).max()) - ticks)
+    beat = Beat(ticks, max(0, together * int(np.bincount(g.rank).max()) - ticks))
     slot = np.zeros((together, len(g.rank)), np.int64)
-    if not _meshed(g, waves, ticks, pauses, slot):
+    if not _meshed(g, waves, beat, slot):
         return None
-    return MeshedBlock(slot, ticks + pauses, _estimate(g, waves, ticks, pauses) / together)
+    return MeshedBlock(slot, sum(beat), _estimate(g, waves, beat) / together)
 
 
 def _least_ticks(g: MicrobatchGraph, waves: Waves) -> float:
@@ -131,26 +136,25 @@ def _least_ticks(g: MicrobatchGraph, waves: Waves) -> float:
     return float(max(np.bincount(g.rank[waves.lanes]).max(), (held / np.maximum(g.capacity, 1)).max()))
 
 
-def _estimate(g: MicrobatchGraph, waves: Waves, ticks: int, pauses: int) -> float:
-    """The time of a block, µs: that of its ticks and pauses, and no less than the work of the busiest rank."""
+def _estimate(g: MicrobatchGraph, waves: Waves, beat: Beat) -> float:
+    """The time of a block, µs, by its ticks and pauses; a tick takes no less than the busiest rank's passes of waves."""
     wave, sinks = g._replace(duration=np.where(g.sink == 0, g.duration, 0)), g.duration[g.sink == 1]
     between = g.rank[g.before] != g.rank[g.after]
     lag = float(g.lag[between].mean()) if between.any() else 0.0
     busiest = (rank_work(wave) / np.maximum(1, np.bincount(g.rank[waves.lanes]))).max()
-    return float(
-        ticks * (max(busiest, g.duration[waves.lanes].mean()) + lag) + pauses * max(0.0, sinks.max(initial=0) - lag)
-    )
+    tick, pause = max(busiest, g.duration[waves.lanes].mean()) + lag, max(0.0, sinks.max(initial=0) - lag)
+    return float(beat.ticks * tick + beat.pauses * pause)
 
 
 @kernel
-def _meshed(g: MicrobatchGraph, waves: Waves, ticks: int, pauses: int, slot: Ints) -> bool:
+def _meshed(g: MicrobatchGraph, waves: Waves, beat: Beat, slot: Ints) -> bool:
     """Fill `slot`, shape (k, lanes); returns whether everything has a place and fits the memory."""
-    slots = ticks + pauses
+    slots = beat.ticks + beat.pauses
     taken = np.zeros((len(g.capacity), slots), np.bool_)
     for k in range(len(slot)):
-        at = 2 * (k * (ticks // 2) // len(slot))
+        at = 2 * (k * (beat.ticks // 2) // len(slot))
         for wave in range(len(waves.direction)):
-            at = _place(g, waves, wave, at, ticks, pauses, taken, slot[k])
+            at = _place(g, waves, wave, at, beat, taken, slot[k])
             if at < 0:
                 return False
     for lane in range(len(g.rank)):
@@ -158,36 +162,39 @@ def _meshed(g: MicrobatchGraph, waves: Waves, ticks: int, pauses: int, slot: Int
             at = 0
             for e in range(g.in_first[lane], g.in_first[lane + 1]):
                 at = max(at, slot[k, g.in_lane[e]] + 1)
-            for late in range(slots + 1):
-                if late == slots:
-                    return False
-                if not taken[g.rank[lane], (at + late) % slots]:
-                    break
-            taken[g.rank[lane], (at + late) % slots] = True
-            slot[k, lane] = at + late
+            last = at + slots
+            while at < last and taken[g.rank[lane], at % slots]:
+                at += 1
+            if at == last:
+                return False
+            taken[g.rank[lane], at % slots] = True
+            slot[k, lane] = at
     return _fits(g, slots, slot)
 
 
 @kernel
-def _place(g: MicrobatchGraph, waves: Waves, wave: int, at: int, ticks: int, pauses: int, taken: Bools, slot: Ints) -> int:
+def _place(g: MicrobatchGraph, waves: Waves, wave: int, at: int, beat: Beat, taken: Bools, slot: Ints) -> int:
     """Place a wave at the first tick from `at` on at which all of its passes find their slots free, in ticks of its
-    direction. Returns the tick behind it; −1: there is none."""
-    a, z, direction = waves.first[wave], waves.first[wave + 1], waves.direction[wave]
-    for begin in range(at, at + 2 * ticks):
-        free = direction == 0 or (begin - direction * g.rank[waves.lanes[a]] - (direction < 0)) % 2 == 0
-        for i in range(a, z):
+    direction. taken: shape (ranks, slots). Returns the tick behind it; −1: there is none."""
+    lanes, direction = waves.lanes[waves.first[wave] : waves.first[wave + 1]], waves.direction[wave]
+    for begin in range(at, at + 2 * beat.ticks):
+        free = direction == 0 or (begin - direction * g.rank[lanes[0]] - (direction < 0)) % 2 == 0
+        for i in range(len(lanes)):
             if not free:
                 break
-            tick = (begin + i - a) % ticks
-            free = not taken[g.rank[waves.lanes[i]], tick + (tick * pauses + pauses) // ticks]
+            free = not taken[g.rank[lanes[i]], _slot_of(beat, begin + i) % (beat.ticks + beat.pauses)]
         if free:
-            for i in range(a, z):
-                turn, tick = (begin + i - a) // ticks, (begin + i - a) % ticks
-                place = tick + (tick * pauses + pauses) // ticks  # pauses lie at equal distances between ticks
-                taken[g.rank[waves.lanes[i]], place] = True
-                slot[waves.lanes[i]] = turn * (ticks + pauses) + place
-            return int(begin + z - a)
+            for i in range(len(lanes)):
+                slot[lanes[i]] = _slot_of(beat, begin + i)
+                taken[g.rank[lanes[i]], slot[lanes[i]] % (beat.ticks + beat.pauses)] = True
+            return int(begin + len(lanes))
     return -1
+
+
+@kernel
+def _slot_of(beat: Beat, tick: int) -> int:
+    """The slot of a tick; pauses lie at equal distances between ticks."""
+    return tick + (tick * beat.pauses + beat.pauses) // beat.ticks
 
 
 @kernel
