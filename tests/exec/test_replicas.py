@@ -18,12 +18,13 @@ from ..support.trials import too_far
 
 pytestmark = pytest.mark.slow
 
-JOBS = ["gradients", "clipped", "resumed", "optimizers_wait", "validated", "corners", "begun"]
+JOBS = ["gradients", "optimizers_wait", "corners", "begun"]  # behind `corners` ranks have made unlike numbers of groups
 
 
 @pytest.fixture(scope="module")
-def four() -> dict[str, list[Any]]:
-    return jobs_on(4, "tests.support.exec_jobs_replicas", dict.fromkeys(JOBS))
+def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    folder = str(tmp_path_factory.mktemp("checkpoints"))
+    return jobs_on(4, "tests.support.exec_jobs_replicas", {"trainings": folder} | dict.fromkeys(JOBS))
 
 
 def test_gradients_are_those_of_the_whole_batch(four: dict[str, list[Any]]) -> None:
@@ -38,17 +39,14 @@ def test_gradients_are_those_of_the_whole_batch(four: dict[str, list[Any]]) -> N
     assert [one["sums"] for one in last.values()] == [[], [], [], [1], [1, 2], [1, 2], [1, 3], [0, 1], [1, 3]]
 
 
-def test_clipping_is_by_the_mean_gradients(four: dict[str, list[Any]]) -> None:
-    assert len({rank["norm"] for rank in four["clipped"]}) == 1
-    for rank in four["clipped"]:
-        assert rank["norm"] == pytest.approx(rank["right"], rel=1e-12)
-        assert rank["worst"] <= 1e-12
-
-
-def test_all_pipelines_go_on_from_a_checkpoint(four: dict[str, list[Any]]) -> None:
-    for rank in four["resumed"]:
-        assert len(rank["straight"]) == 2
-        assert rank["resumed"] == rank["straight"]
+def test_training_is_that_of_one_process(four: dict[str, list[Any]]) -> None:
+    """Clipped by the norm of mean gradients, resumed from a checkpoint, and validated late, where one step is clipped and
+    one skipped in both pipelines."""
+    assert too_far(four["trainings"], 1e-10) == {}
+    for rank in four["trainings"]:
+        assert [one["alike"] for one in rank.values()] == [True] * 3
+        assert rank["saved"]["bits"] == rank["resumed"]["bits"]
+    assert len({str(rank["saved"]["seen"]) for rank in four["trainings"][:2]}) == 1
 
 
 def test_all_begin_with_the_first_ones_values(four: dict[str, list[Any]]) -> None:
@@ -57,17 +55,7 @@ def test_all_begin_with_the_first_ones_values(four: dict[str, list[Any]]) -> Non
 
 def test_only_the_optimizer_waits(four: dict[str, list[Any]]) -> None:
     """Pipeline 0's step returned before pipeline 1 began; nobody but the optimizer was asked to wait."""
-    assert max(rank["worst"] for rank in four["optimizers_wait"]) <= 1e-12
-
-
-def test_with_post_validation_as_with_a_barrier(four: dict[str, list[Any]]) -> None:
-    for rank in four["validated"]:
-        assert rank["same"]
-        assert rank["alike"]
-        assert rank["became"][7] == "skipped"
-        assert rank["became"][4] == "clipped"
-        assert "stepped" in rank["became"]
-        assert rank["norm"] == pytest.approx(rank["right"], rel=1e-12)
+    assert max(four["optimizers_wait"]) <= 1e-12
 
 
 def test_starting_values_missing_gradients_and_other_schedules(four: dict[str, list[Any]]) -> None:

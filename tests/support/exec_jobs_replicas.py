@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from zbsolve import Problem
 from zbsolve.build import Vocabulary, with_exchange, with_offload, with_vocabulary
-from zbsolve.exec import Pipeline, PostValidated
-from zbsolve.exec.check import difference, named
+from zbsolve.exec import Pipeline
+from zbsolve.exec.check import weight
 from zbsolve.exec.exchange import Shared, begin_alike
 from zbsolve.models.presets import GptSizes, gpt
 
-from .exec_jobs_optimizer import clip_and_step
-from .exec_tools import a_problem, part_of, random_schedule, refusal
+from .exec_tools import a_problem, part_of, random_schedule, refusal, worst
+from .trainings import Training, all_trained, trained
 from .trials import Batches, Trial, mesh_of, tried
 
 MODEL = gpt("small", 0, GptSizes(width=16, blocks=2, heads=2, batch=2, length=8), tied=True)
@@ -80,11 +80,6 @@ def trial(problem: Problem, order: int = 1, steps: int = 1) -> Trial:
     return Trial(problem=problem, layers=layers, order=order, steps=steps, **how)
 
 
-def part(runner: Pipeline, step: int) -> Batches:
-    """This pipeline's part of the batch."""
-    return batches(len(runner.microbatches), runner.place, step)
-
-
 def bits_alike(runner: Pipeline, tensors: list[Tensor]) -> bool:
     """Are they the same in both pipelines?"""
     assert runner.replicas is not None
@@ -124,7 +119,7 @@ def gradients(rank: int, _: None) -> dict[str, Any]:
         found = trial.ran(runner)
         gradients = [p.grad for p in runner.parameters() if p.grad is not None]
         alike, ends = bits_alike(runner, gradients), list(ended)
-        times = runner.step(*part(runner, 0)).timeline
+        times = trial.step(runner, 0).timeline
         early = [
             problem.names[b]
             for a, b in zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True)
@@ -141,97 +136,52 @@ def gradients(rank: int, _: None) -> dict[str, Any]:
     return tried(rank, f"{__name__}:TRIALS", run)
 
 
-def one_step(runner_of: Trial, runner: Pipeline) -> list[nn.Module]:
-    """The unsplit model with the gradients of the first step's whole batch."""
-    whole = layers()
-    runner_of.add_gradients(whole, 0, runner)
-    return whole
+def spoiled(layers: Mapping[int, nn.Module], update: int, rank: int | None) -> None:
+    """Gradients that are too large, and later an inf on each pipeline's last rank."""
+    for p in nn.ModuleList(layers.values()).parameters():
+        if update == 4 and p.grad is not None:
+            p.grad.mul_(100.0)
+    if update == 7 and 2 in layers:
+        next(layers[2].parameters()).grad.view(-1)[0] = math.inf  # type: ignore[union-attr]
 
 
-def clipped(rank: int, _: None) -> dict[str, float]:
-    """By the norm of the mean gradients of both pipelines."""
-    ran = trial(a_problem((0, 1, 1, 0), 2, layers=4))
-    return ran.clipped(ran.pipeline(), 0.1)
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def resumed(rank: int, _: None) -> dict[str, Any]:
-    """The losses of both pipelines behind a checkpoint, of the run that went on and of one that began there."""
-    names = [tempfile.mkdtemp() if rank == 0 else None]
-    dist.broadcast_object_list(names)
-    losses = []
-    for first in (True, False):
-        runner = trial(a_problem((0, 1), 2, layers=4)).pipeline(seed=4 if first else 5)
-        optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
-        if not first:
-            runner.load(f"{names[0]}/checkpoint", optimizer=optimizer)
-        while runner.steps < 4:
-            if runner.steps == 2 and first:
-                runner.save(f"{names[0]}/checkpoint", optimizer=optimizer)
-            loss = runner.step(*part(runner, runner.steps)).loss
-            optimizer.step()
-            optimizer.zero_grad()
-            if runner.steps > 2:
-                losses.append(loss)
-        dist.barrier()
-    if rank == 0:
-        shutil.rmtree(str(names[0]))
-    return {"straight": losses[:2], "resumed": losses[2:]}
+SAVED = Training(trial=trial(a_problem((0, 1, 1, 0), 2, layers=4)), optimizer=adamw, updates=4, clip=0.1, saved=2)
+OTHER_SEED = replace(SAVED.trial, options=lambda: options() | {"seed": 5})
+TRAININGS = {
+    "saved": SAVED,
+    "resumed": replace(SAVED, trial=OTHER_SEED, saved=0, after="saved"),
+    "validated": Training(trial=trial(a_problem((0, 1), 2, layers=4)), optimizer=adamw, updates=10, late=2.0, spoil=spoiled),
+}
 
 
-def optimizers_wait(rank: int, _: None) -> dict[str, Any]:
-    """A plain optimizer, without a word about gradients; pipeline 1 begins its step when that of pipeline 0 has returned."""
+def trainings(rank: int, folder: str) -> dict[str, Any]:
+    """Of each training, and whether both pipelines have the same bits."""
+
+    def run(training: Training, pipe: Pipeline, *more: Any) -> dict[str, Any]:
+        return trained(training, pipe, *more) | {"alike": bits_alike(pipe, list(pipe.parameters()))}
+
+    return all_trained(rank, f"{__name__}:TRAININGS", folder, run)
+
+
+def optimizers_wait(rank: int, _: None) -> float:
+    """A plain optimizer, without a word about gradients; pipeline 1 begins its step when that of pipeline 0 has returned.
+    How far weights are from the unsplit model's."""
     signs, ran = dist.new_group(), trial(a_problem((0, 1), 2, layers=4))
-    runner = ran.pipeline()
-    optimizer = torch.optim.SGD(runner.parameters(), lr=0.1)
-    before = {place: p.detach().clone() for place, p in named(runner.layers).items()}
+    runner, whole = ran.pipeline(), layers()
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (runner, nn.ModuleList(whole))]
     if runner.place:
         dist.recv(torch.zeros(1), rank - 2, group=signs)
-    runner.step(*part(runner, 0))
+    ran.step(runner, 0)
     if not runner.place:
         dist.send(torch.zeros(1), rank + 2, group=signs)
-    optimizer.step()
-    expected = named(dict(enumerate(one_step(ran, runner))))
-    moved = {place: before[place] - 0.1 * expected[place].grad for place in before}  # type: ignore[operator]
-    return {"worst": max(difference(p.detach(), moved[place]) for place, p in named(runner.layers).items())}
-
-
-def validated(rank: int, _: None) -> dict[str, Any]:
-    """With post-validation: bit by bit as with a barrier of all ranks; an inf in one pipeline is skipped in both."""
-    ran = trial(a_problem((0, 1), 2, layers=4))
-    trained, norm, became = [], 0.0, []
-    for ahead_of in (True, False):
-        runner = ran.pipeline()
-        optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
-        ahead = PostValidated(runner, optimizer, max_norm=2.0) if ahead_of else None
-        for step in range(10):
-            runner.step(*part(runner, step))
-            spoiled = [p for p in runner.parameters() if p.grad is not None]
-            if step == 4:
-                runner.wait_gradients()
-                for p in spoiled:
-                    p.grad.mul_(100.0)  # type: ignore[union-attr]
-            if step == 7 and rank in (1, 3):
-                runner.wait_gradients()
-                spoiled[0].grad.view(-1)[0] = math.inf  # type: ignore[union-attr]
-            if ahead is None:
-                runner.wait_gradients()
-                became.append(clip_and_step(runner, optimizer, 2.0))
-                optimizer.zero_grad()
-            else:
-                ahead.step()
-                ahead.zero_grad()
-                if step == 0:
-                    ahead.finish()
-                    assert ahead.last is not None
-                    norm = ahead.last.norm
-        if ahead is not None:
-            ahead.finish()
-        trained.append([p.detach().clone() for p in runner.parameters()])
-        alike = bits_alike(runner, trained[-1])
-    whole = nn.ModuleList(one_step(ran, runner))
-    total = torch.nn.utils.get_total_norm([p.grad for p in whole.parameters() if p.grad is not None])
-    same = all(map(torch.equal, *trained))
-    return {"same": same, "alike": alike, "became": became, "norm": norm, "right": float(total)}
+    ran.add_gradients(whole, 0, runner)
+    for one in optimizers:
+        one.step()
+    return worst(runner, whole, weight)
 
 
 def corners(rank: int, _: None) -> dict[str, Any]:
