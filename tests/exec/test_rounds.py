@@ -24,9 +24,8 @@ from zbsolve.long_steps import files
 from zbsolve.long_steps.check import CheckedRounds
 from zbsolve.schedule.trace import Trace
 
-from ..support.exec_jobs import toy
 from ..support.exec_ranks import on_ranks, torchrun
-from ..support.exec_tools import refusal
+from ..support.exec_tools import refusal, toy
 from ..support.repeated_steps import one_microbatch, repeated
 from ..support.trials import Trial, too_far
 

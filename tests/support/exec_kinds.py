@@ -16,8 +16,7 @@ from zbsolve.exec.handlers import HANDLERS, Handler
 from zbsolve.kinds import Kind, register
 from zbsolve.problem.tables import CARGO, Edges
 
-from .exec_jobs import toy
-from .exec_tools import a_problem
+from .exec_tools import a_problem, toy
 from .trials import Batches, Trial
 
 RAN: list[str] = []

@@ -1,4 +1,4 @@
-"""Functions run on gloo ranks, a process each: `on_ranks(4, "tests.support.exec_jobs:name", argument)`."""
+"""Functions run on gloo ranks, a process each: `on_ranks(4, "tests.exec.test_x:job", argument)`."""
 
 from __future__ import annotations
 
