@@ -228,7 +228,7 @@ def test_bytes_of_the_page() -> None:
 @pytest.mark.slow
 def test_gradients_and_bytes_on_the_wire() -> None:
     cases = [{**case, "seed": n, "builder": n % 2 == 0} for n, (case, _) in enumerate(CASES.values())]
-    for case in cases[1::3]:
+    for case in cases[1:5:3]:  # a graph takes a second on each rank
         case["split"] = "graph"
     ranks = on_ranks(3, f"{__name__}:ran", cases)
     for number, (name, (_, right)) in enumerate(CASES.items()):
@@ -285,17 +285,16 @@ def test_a_pass_has_all_its_inputs_when_the_last_has_come(monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
-    "words", [["--ranks", "3", "--fused"], ["--ranks", "2", "--placement", "vee", "--recompute", "all"]]
+    ("split", "words"), [("graph", "--ranks 3 --fused"), ("layers", "--ranks 2 --placement vee --recompute all")]
 )
-def test_from_the_command_line(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line(split: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A profile, a schedule and a checked run; bytes that ranks hold are those that were predicted."""
     spec, paths = "tests.support.side_models:encoder_decoder", [str(tmp_path / name) for name in ("p", "s", "t")]
     assert main(["profile", spec, "--estimate", "h100", "-o", paths[0]]) == 0
-    assert main(["solve", paths[0], *words, "--microbatches", "4", "--effort", "0.1", "-o", paths[1]]) == 0
+    assert main(["solve", paths[0], *words.split(), "--microbatches", "4", "--effort", "0.1", "-o", paths[1]]) == 0
     how = ["--steps", "2", "--warmup", "0", "--check", "-o", paths[2]]
-    for split in ("graph", "layers"):
-        assert main(["run", paths[1], "--model", spec, "--local", "--split", split, *how]) == 0
-        assert "check: right" in capsys.readouterr().out
+    assert main(["run", paths[1], "--model", spec, "--local", "--split", split, *how]) == 0
+    assert "check: right" in capsys.readouterr().out
     trace = json.loads(Path(paths[2]).read_text())
     assert trace["peaks"][0] == pytest.approx(trace["facts"]["predicted_peaks"], rel=0.1)
 

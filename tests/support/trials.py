@@ -4,8 +4,8 @@
 are has the first of them. Training loops are in `trainings`.
 
 Other jobs lie beside their tests. They ask what a comparison with the unsplit model does not show: how many bytes are held;
-whether bits are the same, with a barrier and without; who waits for whom; what is refused, in which words; what is left where
-ranks fail (`exec_failing`); how a checkpoint is taken up by more or fewer ranks; what torch's own runtime makes of an order.
+whether bits are the same, with a barrier and without; who waits for whom; what is refused, in which words; what is left
+where ranks fail (`exec_failing`); how more or fewer ranks go on from a checkpoint; how torch's own runtime runs an order.
 """
 
 from __future__ import annotations
