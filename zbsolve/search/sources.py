@@ -46,7 +46,6 @@ BLOCKS_SHARE = 0.1  # of the time: building blocks before paced ones, for each s
 PACED_ROUNDS_SHARE, MAX_PACED_ROUNDS = 0.3, 2000  # of the time: annealing paced blocks; moves for each period at most
 # Above MANY_PASSES named orders come before policies, and for a part of the time their starts are decoded by these rules.
 MANY_PASSES, TIMES_SHARE = 4_000, 0.25
-BRIEF = 1e-4  # seconds a pass: building blocks come before paced ones if the time left is at most this
 TIMES_RULES = (DecodeRule(2, 0, 2), DecodeRule(2, 8, 1), DecodeRule(1, 8, 2))
 
 Arm = Iterator[None]  # one run of a source: each `next` searches for a while and offers what it finds to the state
@@ -205,9 +204,8 @@ def _paced(search: Search) -> Arm:
 
 
 def _blocks_at_once(search: Search) -> list[Arm]:
-    """For a short search of a step of many passes, where paced blocks and serial orders take longer than all of it."""
-    passes, short = len(search.problem.passes), search.clock.left <= BRIEF * len(search.problem.passes)
-    if not search.pools or passes <= MANY_PASSES or not short or _near(search.state):
+    """For a step of many passes, whose paced blocks and serial orders take longer than all of a short search."""
+    if not search.pools or len(search.problem.passes) <= MANY_PASSES or _near(search.state):
         return []
     return [_blocks(search, room, BLOCKS_SHARE * search.clock.left) for room in search.rooms]
 

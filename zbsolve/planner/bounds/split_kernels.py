@@ -30,6 +30,7 @@ from .idle_kernels import (
     Window,
     before_backward,
     behind_forward,
+    drain_of,
     drains_in_time,
     idle_before,
     idle_behind,
@@ -130,10 +131,12 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
     least = min(min(first, last), 1 if row.chunks > 2 else last)  # every one of its stages has so many blocks, or more
     last_B, passes_end = x - row.exchange.last, x - row.exchange.least
     done = x - max(row.exchange.least, least * row.exchange.block)  # when passes must end that an exchange waits for
-    head, drain = row.exchange.table_before + row.common.lookup, row.common.lookup  # before its first F; after its last B
+    head, drain = (
+        row.exchange.table_before + row.common.lookup,
+        drain_of(row, r, before),
+    )  # before its first F; after its last B
     if r > 0:
         head += row.part.embedding + before * row.part.F + r * row.part.sent
-        drain += before * row.part.B + (r - 1) * row.part.sent
     left = room_beside(row, blocks, room_of_rank(row, r) + (row.kept.head_moment if stages_behind(row, r) == 0 else 0))
     there = blocks_there(row, left)
     if row.chunks == 2 and row.parts == 1:
@@ -168,9 +171,10 @@ def idle_at_ends(row: BoundRow, x: int, r: int, split: Split, place: Place, room
         longest = max(longest, idle)
         for j in range(min(row.chunks, 3)):
             window, behind, after = window_of(row, r, split, place, j)
-            ends = x - row.exchange.last - behind_forward(row, first, behind, after)
+            way_back = behind_forward(row, first, behind, after)
+            ends, last_B = x - row.exchange.last - way_back, way_back - drain_of(row, r, place.before)
             if begins <= ends:
-                longest = max(longest, idle + idle_behind(row, r, window, room.blocks, room.size, until - ends))
+                longest = max(longest, idle + idle_behind(row, r, window, room.blocks, room.size, until - ends, last_B))
     return longest
 
 
