@@ -99,6 +99,13 @@ def drains_in_time(row: BoundRow, x: int, r: int, blocks: int, before: int, idle
 
 
 @inner_kernel
+def head_of(row: BoundRow, r: int, before: int) -> int:
+    """The least µs before the first F of rank r, with so many blocks on the stages before its first one."""
+    head = row.exchange.table_before + row.common.lookup
+    return int(head + (row.part.embedding + before * row.part.F + r * row.part.sent if r > 0 else 0))
+
+
+@inner_kernel
 def drain_of(row: BoundRow, r: int, before: int) -> int:
     """The least µs from the end of rank r's last B to that of the first stage's, with so many blocks on stages before."""
     return int(row.common.lookup + (before * row.part.B + (r - 1) * row.part.sent if r > 0 else 0))
@@ -201,8 +208,8 @@ def idle_before(row: BoundRow, r: int, window: Window, there: float, head: int, 
     kept, first, share = window.kept, window.first, window.share
     if kept <= 0:
         return float(head)
-    copying = begins - head - first * row.part.F
-    fits = min(there + copied_in(row, copying, row.copies.out), float(row.microbatches * kept))
+    fits = there + copied_in(row, begins - head - first * row.part.F, row.copies.out)
+    fits = min(fits, float(row.microbatches * kept))
     whole = microbatches(row, fits, kept)
     fits = whole * kept if kept == first else fits
     done = fits * (float(row.block.F) + share * float(row.sent)) + whole * behind_window(row, r, window)
