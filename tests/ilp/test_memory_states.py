@@ -54,10 +54,10 @@ def exceeds(schedule: Schedule) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_moment_of_a_schedule_exceeds_the_prices(seed: int) -> None:
     draw, tried = random.Random(seed), 0
-    while tried < 8:
+    while tried < 4:
         problem = tight_step(draw, draw.randint(2, 6))
         for policy in draw.sample(starting_policies(problem), 3) if problem is not None else ():
             try:
@@ -70,9 +70,9 @@ def test_no_moment_of_a_schedule_exceeds_the_prices(seed: int) -> None:
 
 def test_no_optimum_is_below_the_bound() -> None:
     draw, tried, priced = random.Random(5), 0, 0
-    while priced < 25:
+    while priced < 12:
         problem = tight_step(draw, draw.randint(1, 3))
-        if problem is None or len(problem.passes) > 18 or not (said := whole_ones(problem)):
+        if problem is None or len(problem.passes) > 16 or not (said := whole_ones(problem)):
             continue
         least = optimum(problem)
         if least is not None:

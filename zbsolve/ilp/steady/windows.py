@@ -5,15 +5,19 @@ distances at which none does. No rank alone knows of it. Here one rank is kept w
 others with the passes for which others wait, in a model of microbatches 0 … n in a row.
 
 **Bound.** Let T be a time for which the model has no solution: no microbatches 0 … n keep all rules of the problem while for
-each k from 1 to n the first pass of microbatch k on the kept rank starts less than k · T behind that of microbatch 0. Then a
-step of m > n microbatches takes at least h + ⌈(m − n) · T⌉ + n · w + t: h is the least time before the rank's first pass, w
-its work for a microbatch, t the least time after its last pass, and T ≥ w.
+each i from 1 to n the first pass of microbatch i on the kept rank starts less than i · T behind that of microbatch 0. Then a
+step of m > n microbatches takes at least h + (m − k) · T + r(k) + t for some k from 1 to n: h is the least time before the
+rank's first pass, t the least time after its last pass, and r(k) the least time in which the rank runs k microbatches.
 
 *Proof.* Let s(j) be the start of the rank's first pass of microbatch j; all its other passes of j follow this one. Passes
 keep all rules if others are left out: no order, no time and no memory of those that stay depends on them. So any
 microbatches j … j + n of a schedule are a solution of the model but for the distances. As it has none, for each j < m − n
-there is a k ≤ n with s(j + k) ≥ s(j) + k · T. Such steps lead from microbatch 0 to some j ≥ m − n, with s(j) ≥ h + j · T.
-From s(j) on the rank has m − j microbatches to run, which takes (m − j) · w + t. The sum is least for j = m − n, as T ≥ w. ∎
+there is an i ≤ n with s(j + i) ≥ s(j) + i · T. Such steps lead from microbatch 0 to some j ≥ m − n, with s(j) ≥ h + j · T.
+From s(j) on the rank has k = m − j microbatches to run. ∎
+
+For r(k): let K whole microbatches fit the memory that first passes take. As lanes run in order, the first pass of j + K
+waits until a pass of j has freed some of it, so s(j + K) ≥ s(j) + l for the least life l of such an edge. Where this was
+used q = ⌊(k − 1) / K⌋ times, the work of k − q · K microbatches is left.
 
 This holds for lanes that run by number, as bounds do (if microbatches are alike, nothing is lost), and for starts at whole
 µs. Nothing is said of microbatches before, so microbatch 0 can come at a good moment: n must be long enough for that to be
@@ -58,10 +62,14 @@ class Row(NamedTuple):
     lanes: Ints
     n: int
 
-    @property
-    def work(self) -> int:
-        """µs of the rank's work for a microbatch."""
-        return int(rank_work(self.g)[self.rank])
+    def rest(self) -> Ints:
+        """r(k) for k = 1 … n, µs, shape (n,)."""
+        g, k = self.g, np.arange(1, self.n + 1)
+        edges = np.flatnonzero((g.before == self.first) & (g.bytes > 0))
+        life = int(longest_ways(g, np.array([self.first]))[g.after[edges], 0].min())
+        whole = max(1, int(g.capacity[self.rank]) // int(g.bytes[edges].sum()))
+        turns = (k - 1) // whole
+        return np.asarray(turns * life + (k - turns * whole) * int(rank_work(g)[self.rank]))
 
 
 def row_of(problem: Problem, rank: int) -> Row | None:
@@ -103,19 +111,24 @@ def proven_in_a_row(problem: Problem, count: int, stated: Bound, clock: Clock) -
     row = row_of(problem, stated.ranks[0])
     if row is None or count <= row.n:
         return None
-    least = least_before_rounding(stated.value, value_unit(problem))
-    time = Fraction(least - _value(problem, row, row.n, Fraction(0)), count - row.n)
-    holds = time >= row.work and _refuted(row, time, clock.left, clock)
-    return _bound(row, stated.value) if holds else None
+    least = least_before_rounding(stated.value, value_unit(problem)) - _around(problem, row)
+    k, rest = np.arange(1, row.n + 1).tolist(), row.rest().tolist()
+    time = max(Fraction(least - r, count - before) for before, r in zip(k, rest, strict=True))
+    return _bound(row, stated.value) if time > 0 and _refuted(row, time, clock.left, clock) else None
 
 
 def _value(problem: Problem, row: Row, count: int, time: Fraction) -> int:
-    """µs of a step of so many microbatches, where all but n take `time` each and these as long as they work."""
-    own = np.flatnonzero(problem.passes.rank == row.rank)
-    whole = problem.objective == "makespan"
-    head, tail = heads_and_tails(problem, WHOLE_STEP) if whole else (np.zeros(len(problem.passes), np.int64),) * 2
-    around = int(head[row.g.passes[row.first, 0]]) + int(tail[own].min())
-    return around + ceil((count - row.n) * time) + row.n * row.work
+    """The bound of a step of so many microbatches, µs."""
+    k, rest = np.arange(1, row.n + 1).tolist(), row.rest().tolist()
+    return _around(problem, row) + min(ceil((count - last) * time) + r for last, r in zip(k, rest, strict=True))
+
+
+def _around(problem: Problem, row: Row) -> int:
+    """h + t, µs; 0 for the span of the rank."""
+    if problem.objective != "makespan":
+        return 0
+    head, tail = heads_and_tails(problem, WHOLE_STEP)
+    return int(head[row.g.passes[row.first, 0]]) + int(tail[problem.passes.rank == row.rank].min())
 
 
 def _bound(row: Row, value: int) -> Bound:
