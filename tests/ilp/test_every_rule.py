@@ -79,10 +79,10 @@ def of_many(name: str, kind: str) -> Bound:
     return max(found, key=lambda one: one.value)
 
 
-def whole_of_many(name: str) -> Bound:
-    """The closed form of whole microbatches that one microbatch gives."""
+def energy_of_many(name: str, text: str) -> Bound:
+    """The highest closed form with this text that one microbatch gives."""
     forms = many._forms(PROBLEMS[name].head(1), PROBLEMS[name].microbatches)
-    return max((one for one in forms if "whole microbatches" in one.proof), key=lambda one: one.value)
+    return max((one for one in forms if text in one.proof), key=lambda one: one.value)
 
 
 def of_ranks(name: str, kind: str, ranks: tuple[int, ...], value: int) -> Bound:
@@ -154,8 +154,8 @@ RULES: dict[str, list[Example]] = {
     "many._forms": [("plain", lambda name: of_many(name, WORK), "the busiest rank works")],
     "many._idle": [("plain", lambda name: of_many(name, IDLE), "whatever the number of microbatches")],
     "many._energy": [
-        ("tight", lambda name: of_many(name, AREA), "does not fit 10 bytes sooner"),
-        ("tight", whole_of_many, "do not fit 10 bytes sooner"),
+        ("tight", lambda name: energy_of_many(name, "does not fit"), "does not fit 10 bytes sooner"),
+        ("tight", lambda name: energy_of_many(name, "whole"), "do not fit 10 bytes sooner"),
     ],
     "windows._bound": [("long", in_a_row, "no 25 microbatches in a row come as fast")],
     "lanes.group_bound": [

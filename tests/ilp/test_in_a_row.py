@@ -6,9 +6,7 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 
-import pytest
-
-from zbsolve import Infeasible, Problem, pipeline
+from zbsolve import Problem, pipeline
 from zbsolve.ilp.bounds.bound import AREA, IN_A_ROW, Bound
 from zbsolve.ilp.bounds.many import bound_of_many
 from zbsolve.ilp.proof_check import recheck, recheck_of_many
@@ -18,7 +16,6 @@ from zbsolve.search.many import solve_many
 from zbsolve.util.clock import Clock
 
 from ..support.exact import optimum
-from .test_many import random_step
 
 
 def tight(ranks: int, microbatches: int = 1) -> Problem:
@@ -33,28 +30,32 @@ def highest(row: windows.Row, most: int) -> Fraction:
     return next((time for time in times if windows._refuted(row, time, 2.0, Clock(9.0, 9.0))), Fraction(0))
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_no_optimum_is_below_the_bound(seed: int) -> None:
+def small(draw: random.Random, microbatches: int) -> list[Problem]:
+    """One microbatch, and so many, of a random step of one stage a rank in which few microbatches fit."""
+    ranks = draw.randint(1, 2)
+    times = dict(zip("FBW", ([draw.randint(1, 5) for _ in range(ranks)] for _ in range(3)), strict=True))
+    until_b, until_w = draw.randint(1, 3), draw.randint(0, 3)
+    room = [draw.randint(until_b + until_w, 2 * until_b + 2 * until_w) for _ in range(ranks)]
+    held = {"held_until_B": until_b, "held_until_W": until_w, "capacity": room, "comm": draw.randint(0, 3)}
+    objective = draw.choice(("makespan", "span"))
+    return [pipeline(**times, **held, objective=objective, microbatches=m) for m in (1, microbatches)]
+
+
+def test_no_optimum_is_below_the_bound() -> None:
     """With few microbatches in the model, so that steps of a few more have a known optimum."""
-    draw, asked, above = random.Random(seed), 0, 0
-    while asked < 5:
-        given = random_step(draw, 5) | {"objective": draw.choice(("makespan", "span"))}
-        n, count = draw.randint(1, 2), draw.choice((3, 4, 5))
-        try:
-            one, whole = (pipeline(**given, microbatches=m) for m in (1, count))
-        except Infeasible:
-            continue
-        row = row_of(one, draw.randrange(one.ranks))
-        least = optimum(whole) if row is not None and len(whole.passes) <= 24 else None
-        if row is None or least is None:
-            continue
-        row = row._replace(n=n)
+    draw, asked, above = random.Random(2), 0, 0
+    while above < 4:
+        count = draw.randint(2, 4)
+        one, whole = small(draw, count)
+        row, least = row_of(one, draw.randrange(one.ranks)), optimum(whole)
+        assert row is not None
+        assert least is not None
+        row = row._replace(n=draw.randint(1, min(2, count - 1)))
         time = highest(row, -(-least // count) + 6)
-        if time > 0:
-            value = windows._value(one, row, count, time)
-            asked, above = asked + 1, above + (value > whole.work)
-            assert value <= least, (given, count, row.rank, n, time)
-    assert above > 0
+        value = windows._value(one, row, count, time)
+        asked, above = asked + 1, above + (value > whole.work)
+        assert value <= least, (whole.digest, row.rank, row.n, time)
+    assert asked < 40
 
 
 def test_waves_that_cross_cost_more_than_any_rank_alone_says() -> None:
@@ -80,10 +81,10 @@ def test_with_all_its_passes_it_is_proven_again_from_one_microbatch() -> None:
 
 
 def test_solve_many_has_it() -> None:
-    long = solve_many(tight(4), 2_000, effort=3.0)
+    long = solve_many(tight(4), 2_000, effort=1.5)
     assert long.certificate is not None
     assert long.certificate.relaxation == IN_A_ROW
-    assert long.certificate.gap < 0.05
+    assert long.certificate.gap < 0.08
 
 
 def test_there_is_none_for_a_large_model_or_a_short_step() -> None:
