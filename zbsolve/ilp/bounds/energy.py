@@ -214,8 +214,10 @@ def _pool_stays(ranks: tuple[int, ...], name: str, room: int, stays: Stays) -> P
 
 def _in_whole_microbatches(problem: Problem) -> list[PoolStays]:
     """The priced stays of ranks that run all microbatches alike."""
-    g, pools = microbatch_graph(problem), []
-    for rank, prices in best_prices(g) if g is not None and problem.capacity is not None else ():
+    g, pools = microbatch_graph(problem), list[PoolStays]()
+    if g is None or problem.capacity is None:
+        return pools
+    for rank, prices in best_prices(g):
         first, last = (g.passes[lanes].ravel() for lanes in (prices.first, prices.last))
         size, life = (np.repeat(column, g.microbatches) for column in (prices.price, prices.life))
         stays = Stays(first, last, size, np.maximum(life, paths_within(problem, first, last)))

@@ -109,23 +109,23 @@ def prices_of(g: MicrobatchGraph, rank: int) -> Prices | None:
     found, life = found.of(counted), ways[last, first][counted]
     price, most = _whole(found, _best_prices(found, life))
     used = price > 0
-    ends = (lanes[end[counted][used]] for end in (first, last))
-    return Prices(*ends, price[used], life[used], most) if most > 0 else None
+    begin, end = (lanes[one[counted][used]] for one in (first, last))
+    return Prices(begin, end, price[used], life[used], most) if most > 0 else None
 
 
 def _sets_of_passes(after: Bools) -> tuple[Bools, Ints] | None:
     """The states of a microbatch whose pass j may only start once pass i has ended, where after[j, i]: which passes have
     ended, shape (states, passes), and which runs (−1: none). None where there are too many."""
     count, needs = len(after), [sum(1 << i for i in np.flatnonzero(row).tolist() if i != j) for j, row in enumerate(after)]
-    seen, states = [0], []
+    seen, states = [0], list[tuple[int, int]]()
     for ended in seen:  # grows
         if len(states) > MAX_STATES:
             return None
         ready = [j for j in range(count) if not ended >> j & 1 and needs[j] & ended == needs[j]]
         states += [(ended, j) for j in (-1, *ready)]
         seen += [new for j in ready if (new := ended | 1 << j) not in seen]
-    ended = np.array([[ended >> i & 1 for i in range(count)] for ended, _ in states], bool)
-    return ended, np.array([running for _, running in states], np.int64)
+    table = np.array([[ended >> i & 1 for i in range(count)] for ended, _ in states], bool)
+    return table, np.array([running for _, running in states], np.int64)
 
 
 def _weighed(states: tuple[Bools, Ints], edges: tuple[Ints, Ints, Ints], ends: tuple[Ints, Ints], room: int) -> _States:
