@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from zbsolve import Infeasible, Problem, Profile, Schedule, Step, preset, solve, verify
-from zbsolve.features.sharded_vocabulary import VOCABULARIES
+from zbsolve.features.vocabulary import VOCABULARIES
 from zbsolve.partition.layer import Link
 from zbsolve.schedule import relative_gap
 from zbsolve.search.solver import compiled

@@ -126,15 +126,14 @@ def measure(
     other way round (`Profile.slowdowns`). Raises BadInput for the model and its passes that fail, RunFailed if a helper
     process does not answer, OutOfMemory.
     """
-    target = _device(device)
-    on_gpu, spreads = target.type == "cuda", spread is not None
+    target, spreads = _device(device), spread is not None
     limits = f"must be more than 0 and busy processes {busy_processes} from 0 to {MAX_BUSY_PROCESSES}"
     _refuse(
         (not seconds > 0 or not 0 <= busy_processes <= MAX_BUSY_PROCESSES, f"seconds {seconds:g} {limits}"),
-        (busy_processes and (spreads or on_gpu), "--beside N goes with neither --mesh nor --device cuda"),
+        (busy_processes and (spreads or target.type == "cuda"), "--beside N goes with neither --mesh nor --device cuda"),
         (spreads and split != "layers", f"--mesh measures with split layers, not {split}"),
         (traffic and spreads, "--beside traffic goes without --mesh"),
-        (capture and (spreads or not on_gpu), "--capture is for passes on a GPU, without --mesh"),
+        (capture and (spreads or target.type != "cuda"), "--capture is for passes on a GPU, without --mesh"),
     )
     model = load(spec, seed)
     parts = [*SlicePart.asked(slices, model, spreads or split != "layers"), VocabularyPart()]
@@ -142,38 +141,49 @@ def measure(
     how = BY_LAYERS if split == "layers" else parts_by_name(split)
     bench = Bench(target, seconds, cache_bytes(target), clock_of(target), spread, how, capture)
     group = None if spread is None else spread.mesh.group
-    # On a CPU starting them now would disturb the timing.
-    with ends(target) if on_gpu and not with_others(group) else nullcontext() as started:
+    # On a CPU starting the ends of a link now would disturb the timing.
+    with ends(target) if target.type == "cuda" and not with_others(group) else nullcontext() as started:
         costs = _measured(model, seed, bench, busy_processes, optimizer_states, progress, parts)
-        copies, beside = measure_copies() if on_gpu else {}, dict[str, dict[str, list[float]]]()
-        if traffic and not on_gpu:
-            progress("passes beside messages")
-            beside = times_beside_messages(model.name, seed, costs.what.layers, seconds)
-        progress("links between neighbouring ranks")
-        sent = next((part.sent for part in parts if part.sent is not None), None)
-        survey = measure_links(LINK_SECONDS, group, sent, target, started)
+        survey, samples, fields = _machine(costs, seed, traffic, group, started)
     for part in parts:
         part.together(survey.ranks, survey.collectives)
     run: dict[str, object] = {"seed": seed, "seconds": seconds, "neighbours": busy_processes, "split": split}
-    run |= {} if spread is None else {"mesh": spread.mesh.sizes}
-    samples = {**costs.samples, **samples_of(survey.pairs), **copies}
-    samples |= {f"{name} {where}": row for where, rows in beside.items() for name, row in rows.items()}
-    for more in (*(part.samples for part in parts), *(curve.named for curve in survey.curves)):
-        samples |= more
     return Profile(
         "measured",
         spec,
         costs.layers,
         slowest(survey.pairs).link,
         costs.state.factor,
-        torch.cuda.get_device_properties(target).total_memory if on_gpu else None,
-        _facts(costs, run, survey),
-        samples,
+        torch.cuda.get_device_properties(target).total_memory if target.type == "cuda" else None,
+        _facts(costs, run | ({} if spread is None else {"mesh": spread.mesh.sizes}), survey),
+        _merged(costs.samples, samples, *(part.samples for part in parts), *(curve.named for curve in survey.curves)),
         tied=costs.what.through.tied,
-        host=host_link(copies, free_memory(), torch.cuda.device_count()),
-        slowdowns=() if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies),
-        **{name: value for part in parts for name, value in part.fields.items()},
+        **_merged(fields, *(part.fields for part in parts)),
     )
+
+
+def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """All entries of these."""
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _machine(
+    costs: _Measured, seed: int, traffic: bool, group: Any, started: Any
+) -> tuple[Survey, dict[str, list[float]], dict[str, Any]]:
+    """Measure links, copies of a GPU, and passes beside messages if `traffic` is asked for: links, and of a profile samples
+    and fields. group: of the pipeline's ranks. started: the ends of a link."""
+    what, bench, on_gpu = costs.what, costs.what.bench, costs.what.bench.device.type == "cuda"
+    copies, beside = measure_copies() if on_gpu else {}, dict[str, dict[str, list[float]]]()
+    if traffic and not on_gpu:
+        what.progress("passes beside messages")
+        beside = times_beside_messages(what.model.name, seed, what.layers, bench.seconds)
+    what.progress("links between neighbouring ranks")
+    sent = next((part.sent for part in costs.parts if part.sent is not None), None)
+    survey = measure_links(LINK_SECONDS, group, sent, bench.device, started)
+    slowdowns = () if not traffic else slowed_by_messages(beside) if beside else slowed_by_copies(copies)
+    loaded = {f"{name} {where}": row for where, rows in beside.items() for name, row in rows.items()}
+    host = host_link(copies, free_memory(), torch.cuda.device_count())
+    return survey, {**samples_of(survey.pairs), **copies, **loaded}, {"host": host, "slowdowns": slowdowns}
 
 
 def _refuse(*rows: tuple[object, str]) -> None:
@@ -302,7 +312,7 @@ def _facts(costs: _Measured, run: dict[str, object], survey: Survey) -> dict[str
         **({"splits": costs.splits} if costs.splits else {}),
         **({"captured": True, "not_captured": costs.named(timed.uncaptured)} if bench.capture else {}),
         "left_after_W": {model.layer_names[i]: costs.memory[i].after_W for i in taken},
-        **{name: fact for part in costs.parts for name, fact in part.facts.items()},
+        **_merged(*(part.facts for part in costs.parts)),
         "warnings": [*warned, *([KINDS] if of_two_kinds(model) else []), *over_sockets(survey.pairs), *notes],
     }
 

@@ -12,8 +12,8 @@ import pytest
 from zbsolve import BadInput, Problem, Step, verify
 from zbsolve.build import Work
 from zbsolve.cli.step_options import OPTIONS
-from zbsolve.features.feature import NOT_OPEN, Apart, Field
-from zbsolve.features.table import APART, CONDITIONS, FEATURES
+from zbsolve.features.feature import NOT_OPEN, Field
+from zbsolve.features.table import APART, CONDITIONS, FEATURES, Apart
 from zbsolve.kinds import TABLE
 from zbsolve.partition.file import Partition
 from zbsolve.partition.layer import Given, Link

@@ -17,13 +17,13 @@ from ..support.house import MODULES
 
 # Feature → how a condition names it; the files that are its own; how many other files have such a condition.
 FEATURES = {
-    "vocabulary": (r"vocab|BARRIERS", r"vocab", 5),
-    "slices": (r"\bslices\b|sliced|\bcuts\b", r"slice|cuts", 16),
+    "vocabulary": (r"vocab|BARRIERS", r"vocab", 2),
+    "slices": (r"\bslices\b|sliced|\bcuts\b", r"slice|cuts", 14),
     "offload": (r"offload", r"offload", 3),
-    "sharding": (r"\bshards\b|\bshard_|sharded|gathers", r"shard", 7),
+    "sharding": (r"\bshards\b|\bshard_|sharded|gathers", r"shard", 6),
     "recompute": (r"recompute", r"recompute", 8),
     "attention exchange": (r"attention_exchange", r"attention", 4),
-    "replicas": (r"\breplicas\b", r"replica", 11),
+    "replicas": (r"\breplicas\b", r"replica", 10),
 }
 SHARED = r"features\.(table|keeping)"  # what goes with what; recompute and offload, which are one choice
 

@@ -10,8 +10,7 @@ import pytest
 
 import zbsolve
 from zbsolve import Infeasible, Layer, Link, Profile
-from zbsolve.features.sharded_vocabulary import without_vocabulary
-from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts
+from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts, without_vocabulary
 from zbsolve.partition.layer import HostLink
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.bound_row import chain_bounds

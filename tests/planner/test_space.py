@@ -11,8 +11,8 @@ import pytest
 import zbsolve
 from benchmarks.planner import rows_in
 from zbsolve.features.cuts import cuts_of
-from zbsolve.features.sharded_vocabulary import on_stages
 from zbsolve.features.slices import widest_slice
+from zbsolve.features.vocabulary import on_stages
 from zbsolve.partition.layer import layer_ranges
 from zbsolve.planner import CLUSTERS, Cluster, Layout, Shape, layout_profile
 from zbsolve.planner.bounds.layout_rules import dominators

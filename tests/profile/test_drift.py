@@ -12,7 +12,7 @@ import pytest
 from zbsolve import BadInput, Layer, Link, Profile, Schedule, solve
 from zbsolve.build import with_slices
 from zbsolve.cli import main
-from zbsolve.features.sharded_vocabulary import vocabulary_of
+from zbsolve.features.vocabulary import vocabulary_of
 from zbsolve.partition.layer import Given
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 from zbsolve.profile.changes import drift, rank_sum
@@ -101,6 +101,15 @@ def test_a_link_is_as_slow_as_messages_whose_time_is_known():
     new = from_trace(run_of(schedule, replace(old, link=Link(12.0, 10.0 / 3))), old)
     assert new.facts["link_scale"] == pytest.approx(3, rel=0.02)
     assert new.facts["messages_heard"] > 3
+
+
+def test_a_step_in_which_the_machine_was_busy_does_not_make_links_slow():
+    old = base()
+    schedule = preset("1f1b-split", old.problem(4, 6))
+    usual = run_of(schedule, replace(old, link=Link(12.0, 10.0 / 3)), steps=2)
+    late = run_of(schedule, replace(old, link=Link(1200.0, 0.1)))
+    both = {name: getattr(usual, name) + getattr(late, name) for name in ("steps", "ready", "losses", "peaks")}
+    assert from_trace(replace(usual, **both), old).facts["link_scale"] == pytest.approx(3, rel=0.02)
 
 
 def test_links_that_messages_share_stay_as_the_base_has_them():

@@ -12,7 +12,7 @@ from profiler.operation_costs import state_of
 from profiler.roofline import estimate
 from zbsolve import BadInput, Infeasible, Profile
 from zbsolve.cli import main
-from zbsolve.features.sharded_vocabulary import on_stages
+from zbsolve.features.vocabulary import on_stages
 from zbsolve.partition.layer import Layer, Link
 from zbsolve.partition.stage_memory import StageMemory
 from zbsolve.planner.profiled_model import point_of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from zbsolve import BadInput, Link, Profile
-from zbsolve.features.sharded_vocabulary import without_vocabulary
+from zbsolve.features.vocabulary import without_vocabulary
 from zbsolve.partition.layer import Layer
 from zbsolve.profile import ShardCosts, ShardPasses, VocabularyCosts
 

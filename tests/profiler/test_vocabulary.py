@@ -18,7 +18,7 @@ from profiler.vocabulary_cut import RANKS, Cut, cut_of
 from profiler.vocabulary_times import counted_shard, counted_table
 from zbsolve import BadInput, Profile
 from zbsolve.exec.vocabulary.shard import pass_s
-from zbsolve.features.sharded_vocabulary import without_vocabulary
+from zbsolve.features.vocabulary import without_vocabulary
 from zbsolve.models.by_name import load
 from zbsolve.models.losses import CrossEntropy
 from zbsolve.models.model import Model

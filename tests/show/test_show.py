@@ -19,8 +19,9 @@ from zbsolve.cli import main
 from zbsolve.kinds import OURS, TABLE
 from zbsolve.schedule.trace import Trace
 from zbsolve.show.pages import packed
+from zbsolve.show.pictures.drawing import to_svg
 from zbsolve.show.pictures.files import save_schedule_picture
-from zbsolve.show.pictures.schedule import schedule_as_svg
+from zbsolve.show.pictures.schedule import schedule_drawing
 from zbsolve.show.schedule_report import schedule_as_page, schedule_as_text
 from zbsolve.show.tracks import cell_kinds, letters, levels, schedule_as_trace
 
@@ -201,7 +202,7 @@ def test_a_run_shows_the_bytes_that_were_counted(schedule: Schedule, trace: Trac
     ]
     assert set(columns_of(body)["held1"].tolist()) == {7}
     assert "<td>7 B</td>" in page
-    assert schedule_as_svg(schedule, counted).count("peak 7 B") == 4
+    assert to_svg(schedule_drawing(schedule, counted)).count("peak 7 B") == 4
 
 
 def test_a_run_without_counted_bytes_says_so(schedule: Schedule, trace: Trace) -> None:
@@ -210,7 +211,7 @@ def test_a_run_without_counted_bytes_says_so(schedule: Schedule, trace: Trace) -
     page = schedule_as_page(schedule, trace)
     assert "peak memory (predicted bytes at measured times), measured" in page
     assert data_of(page)["runs"][1]["memory"] == "predicted bytes at measured times"
-    assert "(memory: predicted bytes at measured times)" in schedule_as_svg(schedule, trace)
+    assert "(memory: predicted bytes at measured times)" in to_svg(schedule_drawing(schedule, trace))
 
 
 def test_columns_of_any_size_are_packed_whole() -> None:
@@ -236,12 +237,12 @@ def test_hostile_names_stay_text(schedule: Schedule) -> None:
     odd = Schedule(Problem.of([named], []), {"</script><b>:0": ("0F0",)})
     assert schedule_as_page(odd).count("</script>") == 2
     for picture in (hostile, odd):
-        ElementTree.fromstring(schedule_as_svg(picture))
+        ElementTree.fromstring(to_svg(schedule_drawing(picture)))
         json.loads(schedule_as_trace(picture))
 
 
 def test_svg_is_well_formed(schedule: Schedule, trace: Trace) -> None:
-    root = ElementTree.fromstring(schedule_as_svg(schedule, trace))
+    root = ElementTree.fromstring(to_svg(schedule_drawing(schedule, trace)))
     texts = ["".join(one.itertext()) for one in root.iter("{http://www.w3.org/2000/svg}text")]
     for rank in range(4):
         assert texts.count(f"rank {rank}") == 2
@@ -250,7 +251,7 @@ def test_svg_is_well_formed(schedule: Schedule, trace: Trace) -> None:
 
 
 def test_svg_of_many_passes_stays_small() -> None:
-    text = schedule_as_svg(one_f_one_b(8, 600))
+    text = to_svg(schedule_drawing(one_f_one_b(8, 600)))
     ElementTree.fromstring(text)
     assert len(text) < 1_000_000
 
@@ -274,7 +275,7 @@ def test_files_by_ending(schedule: Schedule, trace: Trace, tmp_path: Path) -> No
 def test_a_trace_of_another_schedule_is_refused(schedule: Schedule) -> None:
     other = one_f_one_b(4, 7)
     wrong = trace_of(other, random_run(other, 0))
-    for picture in (schedule_as_page, schedule_as_svg, schedule_as_trace, schedule_as_text):
+    for picture in (schedule_as_page, schedule_drawing, schedule_as_trace, schedule_as_text):
         with pytest.raises(BadInput, match="a run of problem"):
             picture(schedule, wrong)
 

@@ -135,40 +135,24 @@ def pipeline(
     Raises BadInput for values that make no sense, and Infeasible where one microbatch alone does not fit a rank.
     """
     routes = _routes(F, placement)
-    stages, ranks = len(routes[0]), max(routes[0]) + 1
-    F, B, W, BW, X, held_until_B, held_until_W, held_from_B, held_input = (
-        of_slices(row, slices, microbatches) for row in (F, B, W, BW, X, held_until_B, held_until_W, held_from_B, held_input)
-    )
+    given = {"F": F, "B": B, "W": W, "BW": BW, "X": X, "held_input": held_input}
+    given |= {"held_until_B": held_until_B, "held_until_W": held_until_W, "held_from_B": held_from_B}
+    tables = {name: of_slices(table, slices, microbatches) for name, table in given.items() if table is not None}
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
-    if not isinstance(microbatches, int | np.integer) or microbatches < 1:
-        raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
-    if microbatches * stages > MAX_PASSES:
-        many = f"{microbatches} of {stages} stages are more than zbsolve handles ({MAX_PASSES} in all)"
-        raise BadInput(f"microbatches: {many}")
-    forwards = B is None and W is None and BW is None
-    untrained, BW = (stages, 0) if forwards else (untrained, BW)
-    times = _times(F, B, W, BW, (stages, microbatches))
-    again = whole_table(F if X is None else X, "X", stages, microbatches)
+    stages, shape = len(routes[0]), _shape(routes, microbatches)
+    if not {"B", "W", "BW"} & tables.keys():
+        untrained, tables["BW"] = stages, 0
+
+    times, held = _times(tables, shape), _held(tables, shape, untrained)
     around = [whole_numbers(AF, "AF", stages), whole_numbers(AF if AB is None else AB, "AB", stages)]
-    inputs = whole_table(held_input, "held_input", stages, microbatches)
     dropping = {stage: count for stage, count in recomputed_stages(recompute, stages).items() if stage >= untrained}
-    bytes_held = {"held_until_B": held_until_B, "held_until_W": held_until_W, "held_from_B": held_from_B}
-    held = Held(*(whole_table(size, name, stages, microbatches) for name, size in bytes_held.items()))
-    held = held if "W" in times else held._replace(from_b=0 * held.from_b)
-    held = Held(*(np.where(np.arange(stages)[:, None] < untrained, 0, array) for array in held))
-    limits = None if capacity is None else whole_numbers(capacity, "capacity", ranks)
+    again, inputs = (whole_table(tables.get(name, 0), name, *shape) for name in ("X", "held_input"))
+    limits = None if capacity is None else whole_numbers(capacity, "capacity", max(routes[0]) + 1)
     _check_room(routes, held, np.array(list(dropping), np.int64), inputs.min(axis=1), limits)
-    messages = _messages(comm, routes, microbatches)
     if blocking and any(array.any() for array in around):
         raise BadInput("blocking: AF and AB are all-to-alls on a separate stream, after which messages block no sender")
-    none = [0 * message for message in messages]
-    lags, sent = (none, messages) if blocking else (messages, none)
-    kinds = tuple(times)
-    times["F"], times[kinds[1]] = times["F"].copy(), times[kinds[1]].copy()
-    times["F"][:-1] += sent[0]  # F to the next stage, B (or BW) to the one before
-    times[kinds[1]][1:] += sent[1]
-    passes = _passes(times, np.array(routes).T[:, np.arange(microbatches) % len(routes)])
-    edges = _edges(kinds, lags, sent, held)
+
+    passes, edges = _plain(times, held, _messages(comm, routes, microbatches), blocking, routes)
     step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(layers), source)
     step = with_recompute(step, dropping, X=None if X is None else again, held_input=inputs)
     step = without_backward(with_all_to_all(step, *around), untrained)
@@ -177,14 +161,32 @@ def pipeline(
     return step if attention_exchange is None else with_attention_exchange(step, attention_exchange)
 
 
-def _times(F: Table, B: Table | None, W: Table | None, BW: Table | None, shape: tuple[int, int]) -> dict[str, Ints]:
+def _shape(routes: Routes, microbatches: int) -> tuple[int, int]:
+    """Shape (stages, microbatches) of tables. Raises BadInput for a number of microbatches that makes no sense."""
+    stages = len(routes[0])
+    if not isinstance(microbatches, int | np.integer) or microbatches < 1:
+        raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
+    if microbatches * stages > MAX_PASSES:
+        many = f"{microbatches} of {stages} stages are more than zbsolve handles ({MAX_PASSES} in all)"
+        raise BadInput(f"microbatches: {many}")
+    return stages, microbatches
+
+
+def _times(tables: Mapping[str, Table], shape: tuple[int, int]) -> dict[str, Ints]:
     """Kind → µs, `shape` (stages, microbatches), in the order of a microbatch's passes."""
-    if (BW is None) == (B is None):
+    if ("BW" in tables) == ("B" in tables):
         raise BadInput("pipeline: give either B (and W), or BW")
-    if BW is not None and W is not None:
+    if {"BW", "W"} <= tables.keys():
         raise BadInput("pipeline: W makes no sense beside a fused BW")
-    tables = {"F": F, "B": B, "W": W, "BW": BW}
-    return {kind: whole_table(time, kind, *shape) for kind, time in tables.items() if time is not None}
+    return {kind: whole_table(tables[kind], kind, *shape) for kind in ("F", "B", "W", "BW") if kind in tables}
+
+
+def _held(tables: Mapping[str, Table], shape: tuple[int, int], untrained: int) -> Held:
+    """The bytes that passes hold; none in the stages that train nothing, and none from B on unless there is a W."""
+    names = ("held_until_B", "held_until_W", "held_from_B")
+    until_b, until_w, from_b = (whole_table(tables[name], name, *shape) for name in names)
+    trained = np.arange(shape[0])[:, None] >= untrained
+    return Held(until_b * trained, until_w * trained, from_b * (trained & ("W" in tables)))
 
 
 def _routes(F: Table, placement: Placement) -> Routes:
@@ -247,20 +249,31 @@ def _check_room(routes: Routes, held: Held, dropping: Ints, inputs: Ints, limits
             check_room(least_room(route, until_b + until_w, from_b, dropping, inputs), limits)
 
 
-def _passes(times: Mapping[str, Ints], rank: Ints) -> Passes:
-    """Rows ordered by kind, then stage, then microbatch; `rank[s, i]` runs stage s of microbatch i."""
-    stages, m = rank.shape
-    count, where = len(times) * stages * m, np.tile(rank.ravel(), len(times))
-    return Passes(
+def _plain(
+    times: dict[str, Ints], held: Held, messages: Sequence[Ints], blocking: bool, routes: Routes
+) -> tuple[Passes, Edges]:
+    """The passes of a step that keeps everything, by kind, then stage, then microbatch, and its edges. messages: µs down and
+    up, which are lags, or ends of passes where they block."""
+    none, (kind, back, *_) = [0 * message for message in messages], tuple(times)
+    lags, sent = (none, messages) if blocking else (messages, none)
+    down, up = (
+        np.pad(sent[0], ((0, 1), (0, 0))),
+        np.pad(sent[1], ((1, 0), (0, 0))),
+    )  # F to the next stage, B to the one before
+    times = times | {kind: times[kind] + down, back: times[back] + up}
+    stages, m = times[kind].shape
+    rank = np.tile(np.array(routes).T[:, np.arange(m) % len(routes)].ravel(), len(times))
+    passes = Passes(
         kind=coded(np.repeat(list(times), stages * m), KINDS, "kind"),
         stage=np.tile(np.repeat(np.arange(stages), m), len(times)),
         microbatch=np.tile(np.arange(m), len(times) * stages),
-        slice=np.zeros(count, np.int64),
-        rank=where,
+        slice=np.zeros(len(rank), np.int64),
+        rank=rank,
         duration=np.concatenate([time.ravel() for time in times.values()]),
-        streams=where,
+        streams=rank,
         stream_sets=tuple((f"compute:{r}",) for r in range(int(rank.max()) + 1)),
     )
+    return passes, _edges(tuple(times), lags, sent, held)
 
 
 def _edges(kinds: tuple[str, ...], lags: Sequence[Ints], sent: Sequence[Ints], held: Held) -> Edges:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ..build.sides import SideInput, rows_begun
-from ..kinds import ALL_TO_ALL, ATTENTION, OFFLOAD, SLICES, VOCABULARY
+from ..features.table import excluded
 from ..models.sides import Carried, names_of, outer_names
 from ..partition.layer import INPUTS, TARGETS, Names, begun_stages, side_values
 from ..problem import Problem
@@ -27,8 +27,6 @@ from .base.program import Action, Message, Program
 from .base.values import constant, tensors_of, trained
 from .connecting import Connecting
 from .transport.peers import together
-
-NOT_WITH = (OFFLOAD, VOCABULARY, ATTENTION, ALL_TO_ALL, SLICES)
 
 
 class SideValues:
@@ -123,9 +121,8 @@ class Between(NamedTuple):
             which = f"stage {here} begins {does[0]}, and layer {first}, its first, {does[1]}"
             raise BadInput(f"schedule: {which}: profile the model and solve again")
         some = any(map(any, names))
-        for feature in NOT_WITH if some else ():
-            if problem.has(feature):
-                raise BadInput(f"side inputs: run knows none beside {feature}")
+        for feature in filter(problem.has, excluded("side inputs") if some else ()):
+            raise BadInput(f"side inputs: run knows none beside {feature}")
         return cls(ends, problem.routes, some)
 
     def ranks(self, name: str, microbatch: int) -> dict[int, tuple[int, ...]]:

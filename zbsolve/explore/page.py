@@ -8,7 +8,8 @@ from typing import Any
 
 from ..profile.profile import Profile
 from ..show.pages import picture, render
-from ..show.pictures.schedule import schedule_as_svg
+from ..show.pictures.drawing import Style, to_svg
+from ..show.pictures.schedule import schedule_drawing
 from ..show.sentences import by_microbatch
 from ..systems.table import system
 from ..util.text import format_bytes, format_gap, format_time, printable
@@ -56,12 +57,12 @@ def _control(slider: Slider | Choice, state: State, profile: Profile | None) -> 
 def answer_part(answer: Answer, seconds: float, lines: Sequence[str], width: int) -> str:
     """Figures, chart, peaks and command lines of an answer. seconds: the time that it took. width: pixels of the chart."""
     certificate, over = answer.certificate, answer.over
-    chart = schedule_as_svg(answer.schedule, width=min(MAX_WIDTH, max(MIN_WIDTH, width)), notes=False)
+    style = Style(width=min(MAX_WIDTH, max(MIN_WIDTH, width)), notes=False)
     return render(
         "explore_answer.html",
         figures=_figures(answer),
         over=printable(over),
-        chart=picture(chart),
+        chart=picture(to_svg(schedule_drawing(answer.schedule, style=style))),
         bars=_bars(answer),
         limit="" if answer.capacity is None else format_bytes(max(answer.capacity)),
         proof=printable(certificate.proof),

@@ -14,10 +14,8 @@ from ..kinds import ATTENTION
 from ..partition.layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..problem.tables import Ints
-from ..util.errors import Unfit
-from .feature import YES, Apart, Feature, Field
-from .links import SENDER, SITES
-from .sharded_vocabulary import on_stages, vocabulary_of
+from .feature import YES, Feature, Field
+from .vocabulary import on_stages, vocabulary_of
 
 STATISTICS = 64  # bytes of queries per byte of statistics: heads of width 128 in half precision, 4 bytes per head
 
@@ -78,7 +76,6 @@ def clipping_note(profile: Any, problem: Problem) -> str:
     )
 
 
-DIVIDING = "of a number that divides the sequence"
 ATTENTION_EXCHANGE = Feature(
     ATTENTION,
     (
@@ -94,11 +91,4 @@ ATTENTION_EXCHANGE = Feature(
     ),
     build=_build,
     usual=False,
-    apart=(
-        Apart(ATTENTION, "whole sequences", "is between slices of sequences, and none is sliced (slices)"),
-        Apart(ATTENTION, "uneven slices", f"is for even slices, {DIVIDING}; uneven ones can take as long without it", Unfit),
-        Apart(ATTENTION, SENDER, "messages of this link occupy their sender, and the exchange's are not counted so"),
-        Apart(ATTENTION, "unlike ranks or microbatches", "ranks or microbatches of unlike speed are not known to it"),
-        Apart(ATTENTION, SITES, "the time of its messages between sites is not known"),
-    ),
 )

@@ -14,7 +14,7 @@ from ..partition.layer import Layer
 from ..util.errors import BadInput, Unfit
 from .feature import Choices, Ladder, Named
 from .offload import NO_OFFLOAD
-from .sharded_vocabulary import BARRIERS
+from .vocabulary import BARRIERS
 
 EVEN_WORK = "even-work"
 SEQUENCE = "sequence"  # the fact of a profile with the number of tokens of a sequence

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..problem import Problem
-from ..util.errors import BadInput
 
 AUTO = "auto"  # value of a field that the search decides
-DIVIDING = "take a number that divides the sequence"  # advice where slices must be even
 YES = "yes"  # the text for True of a field of kind bool, outside of the command line
 NOT_OPEN = object()  # `closed` of a field that the search cannot decide
 
@@ -153,15 +151,6 @@ def needs_base(ran: Callable[[Problem], bool], what: str, says: str) -> Callable
     return lambda problem, base: f"{what}: a base profile is needed, which says {says}" * (base is None and ran(problem))
 
 
-class Apart(NamedTuple):
-    """Two conditions (see `table.CONDITIONS`) that exclude each other, and why."""
-
-    one: str
-    other: str
-    why: str
-    error: type[BadInput] = BadInput
-
-
 @dataclass(frozen=True)
 class Feature:
     """A feature of a training step.
@@ -174,10 +163,12 @@ class Feature:
     model: (profile, step) → the profile as this step uses it.
     choices, moves: what a search tries where it decides fields. A choice that no move changes belongs to the place.
     holds: condition → function of a `table.Seen`: does the step fulfil it? {}: the condition `name`, fulfilled if a field
-    is not at its default. apart: which conditions exclude these.
+    is not at its default.
     partition: step → the partition that the feature brings, for a step that names none; or "".
     note: (step, profile) → a line on what the profile does not know of the feature; or "".
     doubt: profile → a line on what is doubtful in the feature's costs there; or "".
+    unsure: (profile, problem) → a line on what is doubtful in a solved step's times by that profile; or "".
+    lines, facts: problem → what the report of `solve` says of the feature there: sentences, and fields in JSON.
     beside: field of another feature → its value beside the simplest values of this one's fields.
     usual: 1F1B, with which other schedules are compared, is of a step with it too.
     of_run: what a measured run says of its costs.
@@ -191,10 +182,12 @@ class Feature:
     choices: Choices | None = None
     moves: tuple[Moves, ...] = ()
     holds: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
-    apart: tuple[Apart, ...] = ()
     partition: Callable[[Any], str] = lambda step: ""
     note: Callable[[Any, Any], str] = lambda step, profile: ""
     doubt: Callable[[Any], str] = lambda profile: ""
+    unsure: Callable[[Any, Problem], str] = lambda profile, problem: ""
+    lines: Callable[[Problem], Sequence[str]] = lambda problem: ()
+    facts: Callable[[Problem], Mapping[str, Any]] = lambda problem: {}
     beside: Mapping[str, Any] = field(default_factory=dict)
     usual: bool = True
     of_run: OfRun = OfRun()

@@ -24,7 +24,7 @@ from ..schedule.timeline import Floats
 from ..util.errors import BadInput
 from ..util.files import read_text
 from .cuts import SEQUENCE, tokens_of
-from .feature import AUTO, Apart, Choices, Feature, Field, Moves, Named, Now, is_auto
+from .feature import AUTO, Choices, Feature, Field, Moves, Named, Now, is_auto
 from .packing import pack
 from .slices import time_of
 
@@ -308,5 +308,4 @@ LENGTHS = Feature(
     Choices(("order",), _choices, apart=False),
     (Moves("orders", ("order",), _moves),),
     holds={"lengths": lambda seen: bool(seen.step.lengths)},
-    apart=(Apart("lengths", "slices", "microbatches of unlike lengths are not cut into slices yet"),),
 )

@@ -9,7 +9,7 @@ from ..kinds import LINKS as NAME
 from ..partition.layer import NO_LINK
 from ..problem import Problem
 from ..problem.placement import RANK
-from .feature import Apart, Feature, OfRun, needs_base
+from .feature import Feature, OfRun, needs_base
 
 
 def _build(problem: Problem, staged: Any) -> Problem:
@@ -29,8 +29,7 @@ def group_note(what: str, profile: Any) -> str:
     return f"{what} go over the pipeline's link: the profile has none of the group (field 'shard_link')"
 
 
-SENDER, SHARE = "messages that occupy their sender", "links that messages share"
-SITES, BOTH = "a link between sites", "messages occupy their links or their sender"
+SENDER, SHARE, SITES = "messages that occupy their sender", "links that messages share", "a link between sites"
 LINKS = Feature(
     NAME,
     build=_build,
@@ -40,11 +39,6 @@ LINKS = Feature(
         SHARE: lambda seen: seen.profile is not None and bool(seen.profile.link.shared),
         SITES: lambda seen: seen.profile is not None and seen.profile.site_link is not None,
     },
-    apart=(
-        Apart(SITES, SENDER, BOTH),
-        Apart(SITES, "several routes", "microbatches take several routes, of which not all cross it alike"),
-        Apart(SHARE, SENDER, BOTH),
-    ),
 )
 CARDS = Feature(  # gradient sums and gathers on the cards of messages, where their group's link is shared by those of a rank
     "cards", build=lambda step, on: with_cards(step) if on.profile.link.shared == RANK == on.group.shared else step

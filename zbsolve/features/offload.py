@@ -17,7 +17,7 @@ from ..problem import Problem
 from ..problem.tables import Bools, Ints
 from ..util.errors import BadInput, Infeasible, Unfit
 from ..util.text import exact_bytes, numbers_in
-from .feature import DIVIDING, Apart, Feature, Field, is_auto
+from .feature import Feature, Field, is_auto
 from .sides import has_sides
 
 NO_OFFLOAD, FULL, HALF = "none", "full", "half"
@@ -233,8 +233,4 @@ OFFLOAD = Feature(
     _build,
     usual=False,
     holds={NAME: lambda seen: not is_none(seen.step.offload)},
-    apart=(
-        Apart("uneven slices", NAME, f"do not go with offload: {DIVIDING}", Unfit),
-        Apart("side inputs", NAME, "do not go with offload yet"),
-    ),
 )

@@ -8,7 +8,7 @@ from ..build.updates import with_exchange
 from ..kinds import EXCHANGE
 from ..partition.layer import Link
 from ..problem import Problem
-from .feature import Apart, Feature, Field
+from .feature import Feature, Field
 from .links import group_note
 
 
@@ -54,7 +54,4 @@ REPLICAS = Feature(
     build=_build,
     note=lambda step, profile: group_note("sums over replicas", profile) if step.replicas > 1 else "",
     holds={"replicas": lambda seen: seen.step.replicas > 1},
-    apart=(
-        Apart("replicas", "sharded parameters", "sharded parameters are reduced over their own group: give one of them"),
-    ),
 )

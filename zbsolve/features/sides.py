@@ -9,8 +9,7 @@ from ..build.sides import rows_begun, with_side_inputs
 from ..partition.layer import begun_stages
 from ..partition.stage_memory import side_inputs
 from ..problem import Problem
-from .feature import Apart, Feature, OfRun, needs_base
-from .links import SENDER, SHARE, SITES
+from .feature import Feature, OfRun, needs_base
 
 NAME = "side inputs"
 
@@ -32,14 +31,9 @@ def _ran(problem: Problem) -> bool:
     return bool(problem.edges.beside.any() or rows_begun(problem))
 
 
-NOT_YET = "all-to-all", "submeshes", SHARE, SITES  # (other features have such entries themselves)
 SIDES = Feature(
     NAME,
     build=_build,
     of_run=OfRun(needs_base(_ran, "its step has side inputs", "what they are")),
     holds={NAME: lambda seen: seen.profile is not None and has_sides(seen.profile)},
-    apart=(
-        *(Apart(NAME, other, f"do not go with {other} yet") for other in NOT_YET),
-        Apart(NAME, SENDER, "messages of this link occupy their sender, and theirs do not"),
-    ),
 )

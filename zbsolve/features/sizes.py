@@ -19,8 +19,9 @@ from ..problem.tables import Ints
 from ..schedule import Schedule
 from ..schedule.timeline import Floats
 from ..util.errors import BadInput, Infeasible
+from ..util.text import counted
 from .cuts import whole_tokens
-from .feature import AUTO, Apart, Choices, Feature, Field, Moves, Named, Now, Open, is_auto
+from .feature import AUTO, Choices, Feature, Field, Moves, Named, Now, Open, is_auto
 from .lengths import checked_sum, grown, sequences_of, with_factors
 
 Sizes = tuple[int, ...]  # sequences of each microbatch
@@ -305,8 +306,5 @@ SIZES = Feature(
     _model,
     Choices(("sizes",), _first, _further),
     (Moves("sizes", ("sizes",), _moves),),
-    apart=(
-        Apart("sizes", "slices", "microbatches of unlike sizes are not cut into slices yet"),
-        Apart("sizes", "lengths", "lengths say what each microbatch has: give one of them"),
-    ),
+    lines=lambda problem: [f"sequences of the microbatches: {counted(problem.sizes)}"] * bool(problem.sizes),
 )

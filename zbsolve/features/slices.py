@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import ceil
 from typing import Any, NamedTuple
@@ -20,12 +21,10 @@ from ..partition.layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..problem.tables import Ints
 from ..schedule.timeline import Floats
-from ..util.errors import Unfit
-from ..util.text import printable
+from ..util.text import counted, printable
 from .cuts import CHOICES, MAX_SLICES, SEQUENCE, WHOLE, Cuts, cuts_of, is_even, lengths_of, said_of, tokens_of, whole_tokens
-from .feature import DIVIDING, Apart, Feature, Field, OfRun, is_auto
-from .sharded_vocabulary import BARRIERS
-from .vocabulary import ShardCosts, ShardPasses
+from .feature import Feature, Field, OfRun, is_auto
+from .vocabulary import on_all_ranks
 
 ROUNDED = 1e-6  # µs by which a line in a file may be below 0
 ROUNDED_DOWN = 0.5  # µs that rounding takes from a sum at most
@@ -132,20 +131,10 @@ def widest_slice(profile: Any, cuts: Cuts) -> Any:
     if cuts == WHOLE:
         return profile
     share, link, costs = max(b - a for a, b in pairwise(cuts)), profile.link, profile.vocabulary
-    if costs is not None:
-        rests = (costs.output_rest, costs.embedding_rest)
-        output, embedding = (None if rest is None else part_of_layer(rest, share, link) for rest in rests)
-        costs = replace(
-            costs,
-            hidden_bytes=ceil(costs.hidden_bytes * share),
-            statistic_bytes=ceil(costs.statistic_bytes * share),
-            output_rest=output,
-            embedding_rest=embedding,
-            shards=tuple(_part_of_shard(row, share, link) for row in costs.shards),
-        )
-    layers = tuple(part_of_layer(layer, share, link) for layer in profile.layers)
+    part = partial(part_of_layer, share=share, link=link)
     factors = tuple(np.repeat(profile.microbatch_factors, len(cuts) - 1).tolist())
-    return replace(profile, layers=layers, microbatch_factors=factors, vocabulary=costs)
+    shards = None if costs is None else costs.part(share, link, part)
+    return replace(profile, layers=tuple(map(part, profile.layers)), microbatch_factors=factors, vocabulary=shards)
 
 
 def without_keys(layer: Layer) -> Layer:
@@ -168,24 +157,8 @@ def part_of_layer(layer: Layer, share: float, link: Link) -> Layer:
     sizes = {name: ceil(getattr(bare, name) * share) for name in SIZES}
     # The gradient of the parameters is not smaller for a part of the sequence.
     sizes["transient"] = max(sizes["transient"], min(layer.transient, layer.parameter_bytes))
-    message = _part_of_message(bare.message, share, link)
+    message = link.part_of(bare.message, share)
     return replace(bare, **times, **sizes, message=message, attention_F=0, attention_B=0, slice_extra=None)
-
-
-def _part_of_message(time: float, share: float, link: Link) -> float:
-    """µs of a part of a message that took `time` as a whole: the link's latency is not reduced."""
-    return min(time, link.latency + max(0.0, time - link.latency) * share)
-
-
-def _part_of_shard(row: ShardCosts, share: float, link: Link) -> ShardCosts:
-    def passes(costs: ShardPasses) -> ShardPasses:
-        times = {name: getattr(costs, name) * share for name in ("S", "T", "merge")}
-        return replace(costs, **times, held=ceil(costs.held * share), transient=ceil(costs.transient * share))
-
-    times = (row.broadcast, row.reduce, row.statistics)
-    broadcast, reduce, statistics = (None if time is None else _part_of_message(time, share, link) for time in times)
-    part = replace(row, broadcast=broadcast, reduce=reduce, statistics=statistics, lookup=row.lookup * share)
-    return replace(part, one=passes(row.one), two=passes(row.two))
 
 
 class OfAnySlices(NamedTuple):
@@ -208,7 +181,7 @@ def bound_of_any_slices(profile: Any, step: Any, whole: Any, value: int) -> OfAn
     """
     blocking = profile.link.blocking if step.blocking is None else step.blocking
     unlike = profile.rank_factors or profile.microbatch_factors
-    if unlike or blocking or is_auto(step.vocabulary) or step.vocabulary in BARRIERS:
+    if unlike or blocking or on_all_ranks(step):
         return None
     problem = whole.problem(replace(profile, capacity=None))
     works = _works(profile, problem, step.microbatches, tokens_of(profile.facts.get(SEQUENCE)) or MAX_SLICES)
@@ -295,6 +268,14 @@ def _untimed(problem: Problem, base: Any) -> str:
     return f"its sequences ran in {problem.slices} slices, {whole}" if problem.slices > 1 else ""
 
 
+def _lengths_in_words(problem: Problem) -> list[str]:
+    """A line with the lengths of uneven slices, in tokens or, if the sequence's length is not known, in per cent."""
+    lengths = problem.slice_lengths
+    if all(length.is_integer() for length in lengths):
+        return [f"slices of {counted([int(length) for length in lengths])} tokens"] * bool(lengths)
+    return [f"slices of {counted([f'{length / sum(lengths):.1%}' for length in lengths])} of the sequence"]
+
+
 SLICES = Feature(
     "slices",
     (
@@ -316,18 +297,15 @@ SLICES = Feature(
     usual=False,
     choices=CHOICES,
     doubt=layer_errors_note,
+    unsure=lambda profile, problem: (
+        stage_errors_note(profile, problem.layers, "BW" in problem.passes.kinds) if problem.slices > 1 else ""
+    ),
+    lines=_lengths_in_words,
+    facts=lambda problem: {"slice_lengths": list(problem.slice_lengths)} if problem.slice_lengths else {},
     of_run=OfRun(_untimed),
     holds={
         "slices": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number > 1,
         "whole sequences": lambda seen: not is_auto(seen.step.slices) and said_of(seen.step.slices).number == 1,
         "uneven slices": lambda seen: not is_even(seen.cuts),
     },
-    apart=(
-        Apart("slices", "sharded parameters", "sharded parameters do not go with slices"),
-        Apart("recompute of part of a stage", "slices", "slices recompute whole stages: name these alone", Unfit),
-        Apart("slices", "several routes", "microbatches take several routes, and all slices of one must stay on its ranks"),
-        Apart("side inputs", "slices", "do not go with slices yet"),
-        Apart("uneven slices", "sharded vocabulary", f"do not go with a sharded vocabulary: {DIVIDING}", Unfit),
-        Apart("uneven slices", "all-to-all", f"do not go with all-to-alls: {DIVIDING}", Unfit),
-    ),
 )

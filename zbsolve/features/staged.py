@@ -20,9 +20,9 @@ from ..util.errors import Infeasible
 from ..util.text import bytes_of_ranks, exact_bytes, has_unit
 from .cuts import SEQUENCE, WHOLE, Cuts, cuts_of
 from .offload import is_none
-from .sharded_vocabulary import on_stages
 from .slices import part_of_layer, slice_times, split_by, time_of, widest_slice, without_keys
 from .table import Seen, check_together
+from .vocabulary import on_stages
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,29 @@
-"""Costs of a vocabulary that is sharded over all ranks (arXiv 2411.05288): shards, collectives, the rest of the layers."""
+"""The vocabulary: output layer, loss and input embedding as a whole on the last and first stage, or sharded over all ranks
+(vocabulary parallelism, arXiv 2411.05288). Costs of shards and collectives, and the feature."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, log2
 from operator import attrgetter
+from typing import Any
 
-from ..build.vocabulary import BARRIERS, Vocabulary
+from ..build.mixing import one_microbatch_needs
+from ..build.numbers import check_room
+from ..build.vocabulary import Vocabulary, barriers_of, with_vocabulary
+from ..kinds import VOCABULARY as NAME
 from ..partition.layer import Layer, Link
+from ..partition.stage_memory import NONE, Common
+from ..problem import Problem
 from ..util.errors import BadInput
+from ..util.text import times_note
+from .feature import AUTO, Choices, Feature, Field, Named, OfRun, is_auto, needs_base
+
+LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS = "last", "redistribute", "sharded", "two-barriers"
+VOCABULARIES = (LAST, REDISTRIBUTE, SHARDED, TWO_BARRIERS)
+LAST_PARTITION = "equal"  # of the vocabulary "last"
+BARRIERS = {SHARDED: 1, TWO_BARRIERS: 2}  # algorithm 2 (Vocab-2) and algorithm 1 (Vocab-1) of the paper
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +37,11 @@ class ShardPasses:
     held: int
     transient: int = 0
     merge: float = 0.0
+
+    def part(self, share: float) -> ShardPasses:
+        """The passes for this share of each sequence."""
+        S, T, held = self.S * share, self.T * share, ceil(self.held * share)
+        return ShardPasses(S, T, held, ceil(self.transient * share), self.merge * share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +65,12 @@ class ShardCosts:
     statistics: float | None = None
     scaled: str = ""
     frozen_bytes: int = 0
+
+    def part(self, share: float, link: Link) -> ShardCosts:
+        """The costs for this share of each sequence; those of parameters stay."""
+        known = ((name, getattr(self, name)) for name in ("broadcast", "reduce", "statistics"))
+        times: dict[str, Any] = {name: link.part_of(time, share) for name, time in known if time is not None}
+        return replace(self, **times, lookup=self.lookup * share, one=self.one.part(share), two=self.two.part(share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +104,17 @@ class VocabularyCosts:
             raise BadInput("'embedding' and 'embedding_rest' go together")
         if self.tied and self.embedding is None:
             raise BadInput("tied: an embedding that shares the output's weight is sharded with it")
+
+    def part(self, share: float, link: Link, part_of: Callable[[Layer], Layer]) -> VocabularyCosts:
+        """The costs for this share of each sequence. part_of: a layer → what it costs for that share."""
+        return replace(
+            self,
+            hidden_bytes=ceil(self.hidden_bytes * share),
+            statistic_bytes=ceil(self.statistic_bytes * share),
+            output_rest=part_of(self.output_rest),
+            embedding_rest=None if self.embedding_rest is None else part_of(self.embedding_rest),
+            shards=tuple(row.part(share, link) for row in self.shards),
+        )
 
     def shard(self, ranks: int) -> ShardCosts:
         """The row for this number of ranks. If there is none, it is interpolated in 1/ranks between its neighbours, or
@@ -118,7 +154,7 @@ class VocabularyCosts:
 
     def passes(self, ranks: int, link: Link, barriers: int = 1) -> Vocabulary:
         """The argument of `with_vocabulary`, the same for all ranks: whole µs and bytes. Raises BadInput."""
-        if barriers not in BARRIERS:
+        if barriers not in BARRIERS.values():
             raise BadInput(f"vocabulary: barriers: {barriers}: 1 (the paper's algorithm 2) or 2 (algorithm 1)")
         row = self.shard(ranks)
         here = row.one if barriers == 1 else row.two
@@ -198,3 +234,126 @@ def _rooted(ranks: int, size: int, link: Link, starts: float) -> float:
     of two phases that each send (p − 1)/p of the bytes. starts: messages of the second phase; the first has log₂ p."""
     tree = ceil(log2(ranks)) * link.time(size)
     return min(tree, (log2(ranks) + starts) * link.latency + 2 * (ranks - 1) / ranks * size / link.bytes_per_us)
+
+
+def on_all_ranks(step: Any) -> bool:
+    """Is the vocabulary of a step on all ranks, or does the search decide it?"""
+    return is_auto(step.vocabulary) or step.vocabulary in BARRIERS
+
+
+def _check(step: Any) -> None:
+    where, partition = step.vocabulary, step.partition
+    if where not in (None, *VOCABULARIES, AUTO):
+        raise BadInput(f"vocabulary '{where}': one of {', '.join((*VOCABULARIES, AUTO))}")
+    if where == LAST and partition not in (None, LAST_PARTITION) and isinstance(partition, str):
+        raise BadInput(f"partition '{partition}': vocabulary 'last' has the partition '{LAST_PARTITION}'")
+
+
+def vocabulary_of(problem: Problem) -> str | None:
+    """How the vocabulary of a problem is sharded; None if it is not."""
+    return next((name for name, barriers in BARRIERS.items() if barriers == barriers_of(problem)), None)
+
+
+def without_vocabulary(profile: Any) -> Any:
+    """The profile without the sharded parts of output layer, loss and embedding; layers keep their numbers. All ranks have
+    the shards' parameters and their optimizer states in addition (see `VocabularyCosts.parameter_bytes`). Raises BadInput
+    where the profile has no costs for a sharded vocabulary."""
+    costs = profile.vocabulary
+    if costs is None:
+        why = profile.facts.get("no_vocabulary", "the profile has no field 'vocabulary'")
+        raise BadInput(f"vocabulary: {why}: what a sharded one costs is not known")
+    gone = {costs.output, costs.embedding}
+    groups = ((size, tuple(i for i in group if i not in gone)) for size, group in profile.tied)
+    tied = tuple((size, group) for size, group in groups if len(group) > 1)
+    return replace(profile, layers=costs.rest(profile.layers), tied=tied, vocabulary=None)
+
+
+def on_stages(profile: Any, vocabulary: str | None, ranks: int) -> tuple[Any, Common]:
+    """The profile of what is on stages, and what each of `ranks` ranks has in addition. Raises BadInput."""
+    if vocabulary not in BARRIERS:
+        return profile, NONE
+    plain, costs, source = without_vocabulary(profile), profile.vocabulary, profile.source
+    row = costs.shard(ranks)
+    if not times_note(source) and (
+        times_note(costs.source) or row.scaled
+    ):  # "measured" only where the shards' times are too
+        source = f"estimated: layers measured, the sharded vocabulary {row.scaled or costs.source}"
+    passes = row.one if BARRIERS[vocabulary] == 1 else row.two
+    sizes = costs.parameter_bytes(ranks), passes.transient, costs.frozen_bytes(ranks)
+    return replace(plain, source=source), Common(passes.S, passes.T, BARRIERS[vocabulary], *sizes)
+
+
+def _build(problem: Problem, staged: Any) -> Problem:
+    """Add the shards of the vocabulary on all ranks, to a step of a model without it."""
+    costs, vocabulary = staged.part.vocabulary, staged.step.vocabulary
+    if costs is None or vocabulary not in BARRIERS:
+        return problem
+    sharded = with_vocabulary(problem, costs.passes(problem.ranks, staged.profile.link, BARRIERS[vocabulary]))
+    check_room(one_microbatch_needs(sharded), problem.capacity, also=", with its shard of the vocabulary")
+    return sharded
+
+
+def vocabularies(step: Any) -> list[Named]:
+    """The choices for output layer, loss and embedding, if the search decides. With a given partition "last" and
+    "redistribute" are the same; a single rank has no shards."""
+    if not is_auto(step.vocabulary):
+        return [("", step)]
+    names = [name for name in VOCABULARIES if name != (REDISTRIBUTE if step.partition == LAST_PARTITION else LAST)]
+    names = [name for name in names if step.ranks > 1 or name not in BARRIERS]
+    steps = [(f" vocabulary={name}", replace(step, vocabulary=name)) for name in names]
+    if isinstance(step.partition, str | None) and step.partition != LAST_PARTITION:
+        steps.insert(0, (f" vocabulary={LAST}", replace(step, vocabulary=LAST, partition=LAST_PARTITION)))
+    return steps
+
+
+def _with_times(profile: Any, base: Any, us: Callable[[str], float], problem: Problem) -> Any:
+    """`profile`, a run's result for the rests of the layers, with the rest of `base`: the run's S and T go into the row for
+    its number of ranks. All that did not run (whole end layers, collectives, other numbers of ranks) is not changed."""
+    if not (barriers := barriers_of(problem)):
+        return profile
+    costs, ranks, part = base.vocabulary, problem.ranks, "one" if barriers == 1 else "two"
+    row = costs.shard(ranks)
+    row = replace(row, **{part: replace(getattr(row, part), S=us("S"), T=us("T"))})
+    rows = {shard.ranks: shard for shard in costs.shards} | {ranks: row}
+    rests = {costs.output: "output_rest"} | ({} if costs.embedding is None else {costs.embedding: "embedding_rest"})
+    changed: dict[str, Any] = {name: profile.layers[i] for i, name in rests.items()}
+    changed |= {"source": costs.source if profile.source == base.source else profile.source}
+    return replace(
+        profile,
+        layers=tuple(base.layers[i] if i in rests else layer for i, layer in enumerate(profile.layers)),
+        tied=base.tied,
+        vocabulary=replace(costs, shards=tuple(rows[count] for count in sorted(rows)), **changed),
+    )
+
+
+VOCABULARY = Feature(
+    NAME,
+    (
+        Field(
+            "vocabulary",
+            None,
+            "output layer, loss and embedding: last: on the last and first stage, as many layers on each; redistribute: "
+            "there, with layers moved; sharded: on all ranks; two-barriers: the same with two barriers a microbatch; auto: "
+            "the best of these (default: as --partition says)",
+            choices=(*VOCABULARIES, AUTO),
+            closed=None,
+            told=vocabulary_of,
+            fixed="is sharded",
+            offered=VOCABULARIES,
+        ),
+    ),
+    _check,
+    _build,
+    usual=False,
+    partition=lambda step: LAST_PARTITION if step.vocabulary == LAST else "",
+    choices=Choices(("vocabulary",), vocabularies, compared=True),
+    of_run=OfRun(
+        needs_base(lambda problem: bool(barriers_of(problem)), "its vocabulary is sharded", "what is left of the layers"),
+        lambda base, problem: without_vocabulary(base) if barriers_of(problem) else base,
+        _with_times,
+    ),
+    holds={
+        "sharded vocabulary": lambda seen: on_all_ranks(seen.step),
+        "a single rank": lambda seen: seen.step.ranks == 1 and not is_auto(seen.step.vocabulary),
+    },
+)

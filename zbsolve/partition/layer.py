@@ -163,6 +163,10 @@ class Link:
         """µs for the message of a layer's output."""
         return layer.message or self.time(layer.output_bytes)
 
+    def part_of(self, time: float, share: float) -> float:
+        """µs of a part of a message that took `time` as a whole: the latency is not reduced."""
+        return min(time, self.latency + max(0.0, time - self.latency) * share)
+
 
 NO_LINK = Link(0.0, 1e12)  # messages take no time, except where a layer's field `message` says so
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,13 +49,6 @@ class EdgesForm(msgspec.Struct):
     pool: Column | None = None
 
 
-class PoolForm(msgspec.Struct):
-    """A pool of memory in a file; capacity in bytes, null where it is unlimited."""
-
-    name: str
-    capacity: int | None = None
-
-
 class MessagesForm(msgspec.Struct):
     """Bytes of messages over each boundary, and bytes that each rank keeps free for them (see `MessageRoom`)."""
 
@@ -73,13 +66,31 @@ class ProblemForm(msgspec.Struct):
     passes: PassesForm
     edges: EdgesForm
     capacity: list[int] | None = None
-    pools: list[PoolForm] = []
+    pools: list[Pool] = []
     messages: MessagesForm | None = None
     slice_lengths: list[float] = []
     recomputed: list[int] = []
     slowdowns: list[Slowdown] = []
     sizes: list[int] = []
     settings: dict[str, Setting] = {}
+
+
+class MessageRoom(NamedTuple):
+    """Sizes of messages and memory for them. sizes: bytes of a message from each stage but the last to the next. reserved:
+    bytes of each rank kept free for them, beside its capacity. sides: giving stage, first taking stage, bytes of each."""
+
+    sizes: tuple[int, ...]
+    reserved: tuple[int, ...]
+    sides: tuple[tuple[int, int, int], ...] = ()
+
+    def larger(self, factor: float) -> MessageRoom:
+        """The same with `factor` times as many bytes in each message."""
+        sides = tuple((giver, taker, math.ceil(factor * size)) for giver, taker, size in self.sides)
+        return self._replace(sizes=tuple(math.ceil(factor * size) for size in self.sizes), sides=sides)
+
+    def as_json(self) -> dict[str, Any]:
+        """Fields for a file; `sides` only if there are side inputs."""
+        return {name: value for name, value in self._asdict().items() if value or name != "sides"}
 
 
 def passes_as_json(passes: Passes) -> dict[str, Any]:
@@ -151,6 +162,17 @@ def _cargo(carries: Column, words: list[str], where: str) -> Ints:
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(words)):
         raise BadInput(f"{where}: field 'carries' points outside 'cargo'")
     return coded(words, CARGO, "cargo")[indices] if len(indices) else indices
+
+
+def message_room(form: MessagesForm, stages: int, ranks: int, where: str) -> MessageRoom:
+    """The messages' sizes and room of a parsed file. Raises BadInput."""
+    for name, counts, most in (("sizes", form.sizes, stages - 1), ("reserved", form.reserved, ranks)):
+        if len(counts) > most or min(counts, default=0) < 0 or (name == "reserved" and len(counts) < most):
+            raise BadInput(f"{where}: field 'messages.{name}': {most} numbers from 0 up are needed, got {len(counts)}")
+    wrong = [side for side in form.sides if not (0 <= side[0] < side[1] < stages and side[2] >= 0)]
+    if wrong:
+        raise BadInput(f"{where}: field 'messages.sides': {list(wrong[0])}: a stage, a later one and bytes are needed")
+    return MessageRoom(tuple(form.sizes), tuple(form.reserved), tuple(form.sides))
 
 
 # --- What every problem must fulfil ---

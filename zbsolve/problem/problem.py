@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
-from math import ceil
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from ..kinds import KINDS, LINKS, SLICES, TABLE
@@ -19,29 +19,13 @@ from ..util.columns import coded, whole_column
 from ..util.errors import BadInput, prefixed
 from ..util.files import checked, read_one_of, write_document
 from . import form as problem_form
+from . import tables
+from .form import MessageRoom
 from .tables import CARGO, WHOLE, Bools, Edge, Edges, Ints, Pass, Passes, Pool, Slowdown, usual_cargo
 
 OBJECTIVES = ("makespan", "span")
 UNLIMITED = 2**60  # bytes: the room of a pool without a limit
 NAME = re.compile(r"(\d+)([A-Z]+)(\d+)(?:\.(\d+))?")
-
-
-class MessageRoom(NamedTuple):
-    """Sizes of messages and memory for them. sizes: bytes of a message from each stage but the last to the next. reserved:
-    bytes of each rank kept free for them, beside its capacity. sides: giving stage, first taking stage, bytes of each."""
-
-    sizes: tuple[int, ...]
-    reserved: tuple[int, ...]
-    sides: tuple[tuple[int, int, int], ...] = ()
-
-    def larger(self, factor: float) -> MessageRoom:
-        """The same with `factor` times as many bytes in each message."""
-        sides = tuple((giver, taker, ceil(factor * size)) for giver, taker, size in self.sides)
-        return self._replace(sizes=tuple(ceil(factor * size) for size in self.sizes), sides=sides)
-
-    def as_json(self) -> dict[str, Any]:
-        """Fields for a file; `sides` only if there are side inputs."""
-        return {name: value for name, value in self._asdict().items() if value or name != "sides"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,12 +382,12 @@ class Problem:
 
     @cached_property
     def alike(self) -> bool:
-        """Whether microbatches differ only by their number (see `_microbatches_alike`)."""
+        """Whether microbatches differ only by their number (see `tables.microbatches_alike`)."""
         p, own = self.passes, self.in_microbatch
         rows = [lane[0] for lane in self.lanes if own[lane[0]]]
         lanes = np.stack([column[rows] for column in (p.rank, p.stage, p.kind, p.slice, p.streams)])
         on_one_link = np.unique(lanes, axis=1).shape[1] == np.unique(lanes[:-1], axis=1).shape[1]
-        return on_one_link and _microbatches_alike(p, self.edges, self.lanes, own)
+        return on_one_link and tables.microbatches_alike(p, self.edges, self.lanes, own)
 
     @cached_property
     def ordered(self) -> bool:
@@ -411,10 +395,14 @@ class Problem:
         waits for another; if a lane has several passes of no microbatch (gathers, updates), or if such a pass has edges with
         some passes of a lane and not with all."""
         p, e = self.passes, self.edges
-        own, by_step, (lane, length) = self.in_microbatch, p.that(per_step=True, free=False), _lane_of(len(p), self.lanes)
+        own, by_step, (lane, length) = (
+            self.in_microbatch,
+            p.that(per_step=True, free=False),
+            tables.lane_of(len(p), self.lanes),
+        )
         between = own[e.before] & own[e.after] & (p.microbatch[e.before] != p.microbatch[e.after])
         ends = ((e.before, e.after), (e.after, e.before))
-        parts = (_in_part(lane, length, a[rows], b[rows]) for a, b in ends for rows in [by_step[a] & own[b]])
+        parts = (tables.in_part(lane, length, a[rows], b[rows]) for a, b in ends for rows in [by_step[a] & own[b]])
         return bool(not self.alike or between.any() or (length[lane[by_step]] > 1).any() or any(parts))
 
     def slowed(self, factors: Sequence[float]) -> Problem:
@@ -489,7 +477,7 @@ class Problem:
             "source": self.source,
             "layers": list(self.layers),
             "capacity": None if self.capacity is None else list(self.capacity),
-            **({"pools": [{"name": pool.name, "capacity": pool.capacity} for pool in self.pools]} if self.pools else {}),
+            **({"pools": [asdict(pool) for pool in self.pools]} if self.pools else {}),
             **({"messages": self.messages.as_json()} if self.messages else {}),
             **{name: list(note) for name in problem_form.NOTES if (note := getattr(self, name))},
             **({"slowdowns": [asdict(slowdown) for slowdown in self.slowdowns]} if self.slowdowns else {}),
@@ -518,76 +506,10 @@ class Problem:
         """The problem of a parsed file. Raises BadInput naming `where` and the field."""
         passes = problem_form.passes_from(form.passes, where)
         edges = problem_form.edges_from(form.edges, passes, where)
-        capacity = None if form.capacity is None else tuple(form.capacity)
-        pools = tuple(Pool(pool.name, pool.capacity) for pool in form.pools)
-        notes = tuple(form.layers), form.source, pools
-        cuts, more = (tuple(form.slice_lengths), tuple(form.recomputed)), (tuple(form.slowdowns), tuple(form.sizes))
+        read = msgspec.structs.asdict(form)
+        rows: dict[str, Any] = {name: tuple(row) if isinstance(row, list) else row for name, row in read.items()}
         with prefixed(where):
-            problem = cls(passes, edges, capacity, form.objective, *notes, None, *cuts, *more, form.settings)
-        return problem if form.messages is None else replace(problem, messages=_message_room(form.messages, problem, where))
-
-
-def _message_room(form: problem_form.MessagesForm, problem: Problem, where: str) -> MessageRoom:
-    """The messages' sizes and room of a parsed file. Raises BadInput."""
-    for name, counts, most in (("sizes", form.sizes, problem.stages - 1), ("reserved", form.reserved, problem.ranks)):
-        if len(counts) > most or min(counts, default=0) < 0 or (name == "reserved" and len(counts) < most):
-            raise BadInput(f"{where}: field 'messages.{name}': {most} numbers from 0 up are needed, got {len(counts)}")
-    wrong = [side for side in form.sides if not (0 <= side[0] < side[1] < problem.stages and side[2] >= 0)]
-    if wrong:
-        raise BadInput(f"{where}: field 'messages.sides': {list(wrong[0])}: a stage, a later one and bytes are needed")
-    return MessageRoom(tuple(form.sizes), tuple(form.reserved), tuple(form.sides))
-
-
-def _microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_microbatch: Bools) -> bool:
-    """Whether the passes of each lane differ only by their microbatch: they take equally long, and every microbatch has the
-    same edges within itself, with the same lags, bytes and pools.
-
-    Then the lanes of any schedule can be sorted: let the k-th pass of a lane to start be the one of microbatch k. No pass
-    waits longer, and ranks hold as many bytes. So some best schedule runs its lanes in order. Edges between microbatches,
-    and those of passes of no microbatch (updates, gathers), are not compared, since builders write them for that order. But
-    a pass of a free kind (see `kinds.Kind`) must have edges without bytes to all passes of a lane or to none.
-    """
-    lane, length = _lane_of(len(passes), lanes)
-    if length.max(initial=0) <= 1:
-        return True
-    took = passes.duration
-    if any((took[rows] != took[rows[0]]).any() for rows in lanes if in_microbatch[rows[0]]):
-        return False
-    a, b, number = edges.before, edges.after, passes.microbatch[edges.before]
-    for free, other in ((a, b), (b, a)):
-        rows = passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0)
-        if _in_part(lane, length, free[rows], other[rows]):
-            return False
-    within = np.flatnonzero(in_microbatch[a] & in_microbatch[b] & (number == passes.microbatch[b]))
-    pair = lane[a[within]] * len(lanes) + lane[b[within]]
-    order = np.lexsort((edges.pool[within], edges.bytes[within], edges.lag[within], number[within], pair))
-    for rows in np.split(within[order], np.flatnonzero(np.diff(pair[order])) + 1):
-        if len(rows) and not _alike(edges, number, rows, set(length[lane[[a[rows[0]], b[rows[0]]]]].tolist())):
-            return False
-    return True
-
-
-def _lane_of(passes: int, lanes: list[Ints]) -> tuple[Ints, Ints]:
-    """The lane of each pass, shape (passes,), and the length of each lane. passes: how many there are."""
-    lane = np.empty(passes, np.int64)
-    for at, rows in enumerate(lanes):
-        lane[rows] = at
-    return lane, np.array([len(rows) for rows in lanes])
-
-
-def _in_part(lane: Ints, length: Ints, outer: Ints, inner: Ints) -> bool:
-    """Whether some pass of `outer` has edges to some passes of a lane (`inner`) but not to all of it."""
-    pairs = np.unique(np.stack([outer, inner]), axis=1)
-    met, count = np.unique(pairs[0] * len(length) + lane[pairs[1]], return_counts=True)
-    return bool((count != length[met % len(length)]).any())
-
-
-def _alike(edges: Edges, number: Ints, rows: Ints, lengths: set[int]) -> bool:
-    """Whether every microbatch has the same edges between two lanes. rows: those edges, sorted by microbatch, lag, bytes and
-    pool. number: the microbatch of every edge. lengths: of the two lanes."""
-    most = max(lengths)
-    if len(lengths) > 1 or len(rows) % most:
-        return False
-    table = rows.reshape(most, -1)
-    same = np.all([array[table] == array[table[0]] for array in (edges.lag, edges.bytes, edges.pool)], axis=0)
-    return bool(same.all() and (number[table] == number[table[:, :1]]).all())
+            problem = cls(**rows | {"passes": passes, "edges": edges, "messages": None})
+        sizes = problem.stages, problem.ranks
+        room = None if form.messages is None else problem_form.message_room(form.messages, *sizes, where)
+        return problem if room is None else replace(problem, messages=room)

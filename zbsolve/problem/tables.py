@@ -297,3 +297,58 @@ def usual_cargo(passes: Passes, a: Ints, b: Ints) -> Ints:
     same = passes.microbatch[a] == passes.microbatch[b]
     cargo = np.where(down & same, CARGO.index("activation"), np.where(up & same, CARGO.index("gradient"), 0))
     return cargo.astype(np.int64)
+
+
+def microbatches_alike(passes: Passes, edges: Edges, lanes: list[Ints], in_microbatch: Bools) -> bool:
+    """Whether the passes of each lane differ only by their microbatch: they take equally long, and every microbatch has the
+    same edges within itself, with the same lags, bytes and pools.
+
+    Then the lanes of any schedule can be sorted: let the k-th pass of a lane to start be the one of microbatch k. No pass
+    waits longer, and ranks hold as many bytes. So some best schedule runs its lanes in order. Edges between microbatches,
+    and those of passes of no microbatch (updates, gathers), are not compared, since builders write them for that order. But
+    a pass of a free kind (see `kinds.Kind`) must have edges without bytes to all passes of a lane or to none.
+    """
+    lane, length = lane_of(len(passes), lanes)
+    if length.max(initial=0) <= 1:
+        return True
+    took = passes.duration
+    if any((took[rows] != took[rows[0]]).any() for rows in lanes if in_microbatch[rows[0]]):
+        return False
+    a, b, number = edges.before, edges.after, passes.microbatch[edges.before]
+    for free, other in ((a, b), (b, a)):
+        rows = passes.that(free=True)[free] & in_microbatch[other] & (edges.bytes == 0)
+        if in_part(lane, length, free[rows], other[rows]):
+            return False
+    within = np.flatnonzero(in_microbatch[a] & in_microbatch[b] & (number == passes.microbatch[b]))
+    pair = lane[a[within]] * len(lanes) + lane[b[within]]
+    order = np.lexsort((edges.pool[within], edges.bytes[within], edges.lag[within], number[within], pair))
+    for rows in np.split(within[order], np.flatnonzero(np.diff(pair[order])) + 1):
+        if len(rows) and not _alike(edges, number, rows, set(length[lane[[a[rows[0]], b[rows[0]]]]].tolist())):
+            return False
+    return True
+
+
+def lane_of(passes: int, lanes: list[Ints]) -> tuple[Ints, Ints]:
+    """The lane of each pass, shape (passes,), and the length of each lane. passes: how many there are."""
+    lane = np.empty(passes, np.int64)
+    for at, rows in enumerate(lanes):
+        lane[rows] = at
+    return lane, np.array([len(rows) for rows in lanes])
+
+
+def in_part(lane: Ints, length: Ints, outer: Ints, inner: Ints) -> bool:
+    """Whether some pass of `outer` has edges to some passes of a lane (`inner`) but not to all of it."""
+    pairs = np.unique(np.stack([outer, inner]), axis=1)
+    met, count = np.unique(pairs[0] * len(length) + lane[pairs[1]], return_counts=True)
+    return bool((count != length[met % len(length)]).any())
+
+
+def _alike(edges: Edges, number: Ints, rows: Ints, lengths: set[int]) -> bool:
+    """Whether every microbatch has the same edges between two lanes. rows: those edges, sorted by microbatch, lag, bytes and
+    pool. number: the microbatch of every edge. lengths: of the two lanes."""
+    most = max(lengths)
+    if len(lengths) > 1 or len(rows) % most:
+        return False
+    table = rows.reshape(most, -1)
+    same = np.all([array[table] == array[table[0]] for array in (edges.lag, edges.bytes, edges.pool)], axis=0)
+    return bool(same.all() and (number[table] == number[table[:, :1]]).all())

@@ -234,11 +234,11 @@ def _retimed(i: int, layer: Layer, samples: Samples, weights: Samples) -> Layer:
 
 
 def _link_scale(trace: Trace) -> tuple[float, int]:
-    """By which factor messages took longer than predicted (1 if none was measured), and the number of measured messages."""
-    delays = heard_messages(trace)
-    measured, lag = sum(float(array.sum()) for array in delays.values()), trace.problem.edges.lag
-    predicted, count = sum(float(lag[row]) * len(array) for row, array in delays.items()), sum(map(len, delays.values()))
-    return (measured / predicted, count) if predicted else (1.0, 0)
+    """By which factor messages took longer than predicted (1 if none was measured), in the median over predicted µs, since a
+    busy machine makes some much later than a link does; and the number of measured messages."""
+    lag = trace.problem.edges.lag
+    pairs = [(us / lag[row], lag[row]) for row, delays in heard_messages(trace).items() for us in delays]
+    return (float(weighted_median(*np.array(pairs).T)), len(pairs)) if pairs else (1.0, 0)
 
 
 def heard_messages(trace: Trace) -> dict[int, Floats]:

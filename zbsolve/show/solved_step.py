@@ -14,8 +14,8 @@ from ..features.feature import AUTO, is_auto, left_open
 from ..features.keeping import BOTH, all_kept, least_kept
 from ..features.offload import copy_ratio, is_none
 from ..features.sizes import Batch, batch_of, numbers_of
-from ..features.slices import bound_of_any_slices, stage_errors_note
-from ..features.table import COMPARED, compared, usual
+from ..features.slices import bound_of_any_slices
+from ..features.table import COMPARED, FEATURES, compared, usual
 from ..ilp.bounds.any_choice import MOST_STATES, bound_over_orders, bound_over_sizes, check_numbers
 from ..kinds import WORK
 from ..partition.file import Partition
@@ -78,9 +78,8 @@ def _work_beside(schedule: Schedule) -> WorkBeside | None:
 
 def _notes(profile: Profile, step: Step, problem: Problem, gain: AttentionGain | None) -> tuple[str, ...]:
     """Notes on how reliable the profile's numbers are in this step, a line each."""
-    fused = "BW" in problem.passes.kinds
-    far = stage_errors_note(profile, problem.layers, fused) if problem.slices > 1 else ""
-    notes = (rounding_note(profile, problem.layers), *step.notes(profile), far, gain.note if gain else "")
+    unsure = (feature.unsure(profile, problem) for feature in FEATURES)
+    notes = (rounding_note(profile, problem.layers), *step.notes(profile), *unsure, gain.note if gain else "")
     return tuple(filter(None, notes))
 
 

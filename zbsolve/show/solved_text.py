@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..features.table import FEATURES
 from ..long_steps.check import peaks
 from ..long_steps.repeated import RepeatedSchedule
 from ..partition.by_name import moves_between
@@ -29,7 +30,6 @@ from ..util.text import (
 from .sentences import copies_in_words, placed, placement_line, pool_lines, proof_line, verdict
 
 if TYPE_CHECKING:
-    from ..problem import Problem
     from ..search.auto import Tried
     from ..search.least_peak import LeastPeak
     from ..search.noisy import LeastUnderNoise
@@ -137,49 +137,48 @@ class Solved:
         problem, peaks = self.schedule.problem, self.schedule.timeline().peak_bytes
         certificate = self.schedule.certificate
         assert certificate is not None
-        body: dict[str, Any] = {
+        pools, peak = zip(problem.pools, self.schedule.timeline().pool_peaks, strict=True), self.peak
+        sections = {
+            "pools": [{"name": pool.name, "peak": most, "capacity": pool.capacity} for pool, most in pools] or None,
+            "messages": _waiting_as_json(self.schedule),
+            "copies": None if self.copies is None else {"k": self.copies},
+            "attention_exchange": None if self.attention is None else self.attention.to_json(),
+            "least_peak": peak and {"proven": peak.proven, "floor": float(peak.floor), "before": _size(peak.before)},
+            "work": None if self.work is None else self.work.facts(self.schedule),
+            "under_noise": None if self.noise is None else self.noise.to_json(),
+            "against_1f1b": None if self.usual is None else _against(self.schedule, self.usual),
+        }
+        return {
             **certificate.to_json(),
             "source": problem.source,
             **({"tried": [attempt.to_json() for attempt in self.tried]} if self.tried else {}),
             **({"moved": self.moved[1]} if self.moved else {}),
             **{what if what == LONGER else f"bound_of_every_{what}": every for what, every in self.bounds.items()},
             **placed(problem),
-            **({"slice_lengths": list(problem.slice_lengths)} if problem.slice_lengths else {}),
+            **{name: fact for feature in FEATURES for name, fact in feature.facts(problem).items()},
             "fused_saves": self.fused_saves,
             "peaks": list(peaks),
             "capacity": None if problem.capacity is None else list(problem.capacity),
+            **{name: section for name, section in sections.items() if section is not None},
         }
-        if problem.pools:
-            rows = zip(problem.pools, self.schedule.timeline().pool_peaks, strict=True)
-            body["pools"] = [{"name": pool.name, "peak": peak, "capacity": pool.capacity} for pool, peak in rows]
-        if problem.messages is not None and problem.capacity is not None:
-            waiting = most_waiting(self.schedule).tolist()
-            body["messages"] = {"waiting": waiting, "reserved": list(problem.messages.reserved)}
-        if self.copies is not None:
-            body["copies"] = {"k": self.copies}
-        if self.attention is not None:
-            body["attention_exchange"] = self.attention.to_json()
-        if self.peak is not None:
-            before = self.peak.before.timeline()
-            body["least_peak"] = {
-                "proven": self.peak.proven,
-                "floor": float(self.peak.floor),
-                "before": {"value": int(before.value), "peaks": list(before.peak_bytes)},
-            }
-        if self.work is not None:
-            body["work"] = self.work.facts(self.schedule)
-        if self.noise is not None:
-            body["under_noise"] = self.noise.to_json()
-        if self.usual is not None:
-            usual = self.usual.timeline()
-            time, memory = changes(self.schedule, self.usual)
-            body["against_1f1b"] = {
-                "value": int(usual.value),
-                "peaks": list(usual.peak_bytes),
-                "time_change": time,
-                "memory_change": memory,
-            }
-        return body
+
+
+def _waiting_as_json(schedule: Schedule) -> dict[str, Any] | None:
+    """Bytes of each rank: of messages that wait at once, and reserved for them; None if memory has no limit."""
+    problem = schedule.problem
+    if problem.messages is None or problem.capacity is None:
+        return None
+    return {"waiting": most_waiting(schedule).tolist(), "reserved": list(problem.messages.reserved)}
+
+
+def _size(schedule: Schedule) -> dict[str, Any]:
+    timeline = schedule.timeline()
+    return {"value": int(timeline.value), "peaks": list(timeline.peak_bytes)}
+
+
+def _against(schedule: Schedule, usual: Schedule) -> dict[str, Any]:
+    time, memory = changes(schedule, usual)
+    return {**_size(usual), "time_change": time, "memory_change": memory}
 
 
 def changes(schedule: Schedule, other: Schedule) -> tuple[float, float | None]:
@@ -204,8 +203,7 @@ def solved_as_text(solved: Solved) -> str:
         f"bubble {timeline.bubble_rate:.2%}, found by {printable(certificate.solver)}{took}",
         placement_line(schedule.problem),
     ]
-    lines += _slices_in_words(schedule.problem)
-    lines += [f"sequences of the microbatches: {counted(schedule.problem.sizes)}"] * bool(schedule.problem.sizes)
+    lines += [line for feature in FEATURES for line in feature.lines(schedule.problem)]
     lines += [] if solved.work is None else [_work_in_words(schedule, solved.work)]
     if solved.moved is not None:
         lines.append(_moved_in_words(schedule, *solved.moved))
@@ -295,16 +293,6 @@ def _bound_lines(solved: Solved) -> Iterator[str]:
         by = " in orders by microbatch" * (solved.schedule.problem.ordered and what not in (ORDER, SIZES))
         by += " with the splits tried" * (what != PARTITION)
         yield f"each bound is for its own {what}; for every {what}: at least {least}{by}; {proof}"
-
-
-def _slices_in_words(problem: Problem) -> list[str]:
-    """A line with the lengths of uneven slices, in tokens or, if the sequence's length is not known, in per cent."""
-    lengths = problem.slice_lengths
-    if not lengths:
-        return []
-    if all(length.is_integer() for length in lengths):
-        return [f"slices of {counted([int(length) for length in lengths])} tokens"]
-    return [f"slices of {counted([f'{length / sum(lengths):.1%}' for length in lengths])} of the sequence"]
 
 
 def _attention_in_words(gain: AttentionGain) -> str:

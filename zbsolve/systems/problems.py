@@ -13,8 +13,8 @@ from ..build.updates import with_updates
 from ..build.vocabulary import Vocabulary, with_vocabulary
 from ..features.cuts import EVEN_WORK
 from ..features.feature import AUTO
-from ..features.sharded_vocabulary import BARRIERS
 from ..features.table import usual
+from ..features.vocabulary import on_all_ranks
 from ..kinds import OFFLOAD, SLICES, UPDATES, VOCABULARY
 from ..partition.file import Partition
 from ..problem import Problem
@@ -134,7 +134,7 @@ def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Sch
     into one stage a rank.
     """
     kept = step.partition
-    if len(layers) == step.ranks and step.vocabulary not in (*BARRIERS, AUTO) and not isinstance(kept, Partition):
+    if len(layers) == step.ranks and not on_all_ranks(step) and not isinstance(kept, Partition):
         kept = layers
     elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
         kept = "balanced"

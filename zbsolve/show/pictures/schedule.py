@@ -26,17 +26,9 @@ from .drawing import (
     paragraph,
     short_time,
     text_width,
-    to_svg,
     wrapped,
 )
 from .gantt import Axis, Gantt, MemoryStrips, legend_entries, rows_height
-
-
-def schedule_as_svg(
-    schedule: Schedule, trace: Trace | None = None, *, width: int = 1200, longest: float | None = None, notes: bool = True
-) -> str:
-    """The chart as an SVG document, `width` pixels wide. See `schedule_drawing` and, for `longest` and `notes`, `Style`."""
-    return to_svg(schedule_drawing(schedule, trace, Style(width=width, longest=longest, notes=notes)))
 
 
 def schedule_drawing(schedule: Schedule, trace: Trace | None = None, style: Style = USUAL) -> Drawing:
