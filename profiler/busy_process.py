@@ -108,13 +108,12 @@ def main(spec: str, seed: str, layers: str, *pair: str) -> None:
 # --- The process that starts them ---
 
 Row = tuple[Sequence[str], dict[str, str]]
-NOTHING: dict[str, str] = {}
 
 
 def times_beside_messages(spec: str, seed: int, layers: Sequence[int], seconds: float) -> dict[str, dict[str, list[float]]]:
     """Times of layers and messages, alone and both at once (see `beside_messages`), in two processes. Raises RunFailed."""
     with temporary_folder("beside") as folder:
-        rows = [((*_words(spec, seed, layers), str(folder), str(rank), str(seconds)), NOTHING) for rank in (0, 1)]
+        rows: list[Row] = [((*_words(spec, seed, layers), str(folder), str(rank), str(seconds)), {}) for rank in (0, 1)]
         with processes(__name__, rows, PIPE, DEVNULL) as (first, _):
             return dict(json.loads(_wait_ready(first, time.monotonic() + seconds + START_SECONDS, spec)))
 
@@ -122,7 +121,7 @@ def times_beside_messages(spec: str, seed: int, layers: Sequence[int], seconds: 
 @contextmanager
 def busy(spec: str, seed: int, layers: Sequence[int], count: int) -> Iterator[None]:
     """Inside the block `count` processes run rounds. Raises BadInput, RunFailed if one does not start."""
-    with processes(__name__, [(_words(spec, seed, layers), NOTHING)] * count, PIPE, DEVNULL) as children:
+    with processes(__name__, [(_words(spec, seed, layers), {})] * count, PIPE, DEVNULL) as children:
         until = time.monotonic() + START_SECONDS
         for child in children:
             _wait_ready(child, until, spec)

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -142,18 +143,24 @@ class Ends(NamedTuple):
 
 
 @contextmanager
-def ends(device: torch.device) -> Iterator[Ends]:
-    """The two ends of a link between devices of this kind, alive inside the block. They take some seconds to start, while
-    the block continues."""
+def ends(device: torch.device) -> Iterator[Callable[[], Ends]]:
+    """A function that waits for the two ends of a link between devices of this kind, which live inside the block. They and
+    MPS take some seconds to start, while the block continues."""
     sharers = 1
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # attaches this process to the GPU directly, before MPS shares it
         sharers = 2 // min(2, torch.cuda.device_count())
-    with temporary_folder("link") as folder, together(folder) if sharers > 1 else nullcontext():
-        words = [(str(folder), str(rank), str(device_of(device.type, rank, share=True))) for rank in range(2)]
-        places = [device_environment(rank, sharers) if device.type == "cuda" else {} for rank in range(2)]
-        with processes(__name__, [*zip(words, places, strict=True)], DEVNULL, PIPE) as two:
-            yield Ends(folder, two)
+    with ExitStack() as stack, ThreadPoolExecutor(1) as thread:
+
+        def start() -> Ends:
+            folder = stack.enter_context(temporary_folder("link"))
+            stack.enter_context(together(folder) if sharers > 1 else nullcontext())
+            words = [(str(folder), str(rank), str(device_of(device.type, rank, share=True))) for rank in range(2)]
+            places = [device_environment(rank, sharers) if device.type == "cuda" else {} for rank in range(2)]
+            two = processes(__name__, [*zip(words, places, strict=True)], DEVNULL, PIPE)
+            return Ends(folder, stack.enter_context(two))
+
+        yield thread.submit(start).result
 
 
 def measure_links(
@@ -161,17 +168,18 @@ def measure_links(
     group: Any = None,
     sizes: Sizes | None = None,
     device: torch.device = CPU,
-    started: Ends | None = None,
+    started: Callable[[], Ends] | None = None,
 ) -> Survey:
     """The pairs of torchrun's ranks, and all of them together, if a process group exists (rank 0 calls this and the others
     `survey`); else, or if `group` has one rank, a pair of processes. group: the pipeline's; None: all ranks. sizes: as
-    `measured_collectives` takes them. device: this rank's. started: the processes; None: they are started here. Raises
+    `measured_collectives` takes them. device: this rank's. started: of `ends`; None: the processes are started here. Raises
     RunFailed if it takes longer than `timeout` seconds."""
     if with_others(group):
         seen = survey(timeout, device, group, sizes)
         assert seen is not None
         return seen
-    with ends(device) if started is None else nullcontext(started) as two:
+    with ends(device) if started is None else nullcontext(started) as wait:
+        two = wait()
         write_text(two.folder / GO, json.dumps([timeout, sizes]))
         _wait(two.processes, timeout)
         return msgspec.json.decode((two.folder / "survey").read_bytes(), type=Survey)

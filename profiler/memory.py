@@ -46,23 +46,13 @@ class LayerMemory:
     frozen: int = 0
     buffers: int = 0
 
-    @property
-    def output_kept(self) -> int:
-        """The part of its whole output that the layer itself needs later."""
-        return sum(self.kept)
-
-    @property
-    def input_unneeded(self) -> int:
-        """The part of its whole input that only a stage beginning here keeps."""
-        return sum(self.unneeded)
-
     def costs(self, behind: LayerMemory | None = None) -> dict[str, int]:
         """The same as fields of a Layer. If B leaves more than it frees (output gradients), that counts from B on.
 
         behind: of the next layer. Of several tensors between the two, this layer keeps some, and a stage that begins with
         the next one keeps others. Within one stage each counts only once, so here they count as the output that is kept.
         """
-        kept = self.output_kept
+        kept = sum(self.kept)
         if behind is not None and behind.unneeded and len(self.kept) > 1:
             kept = sum(max(pair) for pair in zip(self.kept, behind.unneeded, strict=True))
         return {
@@ -71,7 +61,7 @@ class LayerMemory:
             "held_from_B": max(0, self.after_B - self.after_F),
             "output_bytes": self.output,
             "output_kept": kept,
-            "input_unneeded": self.input_unneeded,
+            "input_unneeded": sum(self.unneeded),
             "transient": self.transient,
             "frozen_bytes": self.frozen,
             "buffer_bytes": self.buffers,

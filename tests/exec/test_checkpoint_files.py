@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from zbsolve import BadInput
 from zbsolve.exec.loop.checkpoint import kinds_of, related
-from zbsolve.exec.loop.checkpoint_files import Reader
+from zbsolve.exec.loop.checkpoint_files import Reader, from_tensor
 
 
 @pytest.fixture
@@ -31,6 +32,16 @@ def test_a_file_that_is_damaged_or_missing_is_named(checkpoint: Path) -> None:
     data.unlink()
     with pytest.raises(BadInput, match=rf"^{checkpoint}: cannot read {data.name}: No such file or directory$"):
         Reader(checkpoint).into({"weight": room})
+
+
+def test_what_another_rank_kept_on_its_gpu_comes_to_this_ranks_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count of steps of a fused or capturable optimizer is on the GPU. (Here a CPU's tensor is said to be there.)"""
+    stream = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:5")
+        torch.save({"step": torch.tensor(7.0)}, stream)
+    row = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+    assert from_tensor(row, torch.device("cpu")) == {"step": torch.tensor(7.0)}
 
 
 def test_a_state_serves_its_own_class_and_those_that_derive_from_it() -> None:

@@ -26,7 +26,7 @@ from ..support.exec_ranks import on_ranks
 
 torch = pytest.importorskip("torch")
 
-from zbsolve.exec.base.part import Data  # noqa: E402
+from zbsolve.exec.base.part import Data, Hooks  # noqa: E402
 from zbsolve.exec.device import rank_device  # noqa: E402
 from zbsolve.exec.device.capture import MOST_GRAPHS, MOST_WATCHED, Captures, Watched, _places, capturing  # noqa: E402
 from zbsolve.exec.device.rank_device import (  # noqa: E402
@@ -35,6 +35,7 @@ from zbsolve.exec.device.rank_device import (  # noqa: E402
     RankDevice,
     read_marks,
 )
+from zbsolve.exec.loop import gradients  # noqa: E402
 from zbsolve.exec.run import host  # noqa: E402
 from zbsolve.exec.run.job import Options  # noqa: E402
 from zbsolve.exec.transport import wires  # noqa: E402
@@ -116,11 +117,23 @@ class Looks:
 def test_nobody_looks_after_a_rank_that_is_closed() -> None:
     """At the end of its process: torch ends that by a signal where another thread is in it."""
     one, busy, closed = Looks(), threading.Event(), threading.Event()
-    looking = threading.Thread(target=_look, args=(weakref.WeakMethod(one.look), busy, closed, 0.2))
+    looking = threading.Thread(target=_look, args=(weakref.WeakMethod(one.look), busy, closed, 0.2, print))
     looking.start()
     _close(busy, closed)
     looking.join(300)
     assert (looking.is_alive(), one.times) == (False, 0)
+
+
+def test_the_thread_that_looks_after_a_rank_uses_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's GPU is the first one until it is set, and CUDA makes a context there at its first call."""
+    set_by: dict[threading.Thread, torch.device] = {}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: set_by.update({threading.current_thread(): device}))
+    before, device = set(threading.enumerate()), torch.device("cuda", 3)
+    one = RankDevice(device, SimpleNamespace(timeout=timedelta(seconds=100)), PROGRAMS[1].actions, Hooks())  # type: ignore[arg-type]
+    assert wires.came_true(lambda: bool(set_by), 300.0)
+    ((thread, of_thread),) = set_by.items()
+    assert (thread in before, of_thread) == (False, device)
+    del one
 
 
 def test_a_thread_that_looks_ends_with_what_it_looks_after() -> None:
@@ -424,3 +437,18 @@ def test_ranks_on_one_gpu_have_the_unsplit_models_gradients_under_delays(at_once
     run = ranks_run(cases, 2, "cuda", at_once, 60.0)
     assert wrong_of(run) == []
     assert [len(one["rows"]) for one in run] == [2, 2]
+
+
+def test_a_norm_that_waits_for_a_lost_pipeline_ends_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between steps no guard looks: reading the norm would wait on the device for ever."""
+
+    def never(device: torch.device, timeout: timedelta) -> None:
+        raise TimeoutError(f"nothing for {timeout.total_seconds():g} s")
+
+    monkeypatch.setattr(gradients, "passed", never)
+    peers = SimpleNamespace(telling=lambda what: nullcontext(), timeout=timedelta(seconds=7))
+    module = torch.nn.Linear(2, 2)
+    module(torch.ones(1, 2)).sum().backward()
+    pipeline = SimpleNamespace(module=module, parts=(), mesh=None, peers=peers, device=torch.device("cuda", 0))
+    with pytest.raises(LostRank, match="waiting for the gradients: nothing for 7 s"):
+        gradients.norm_power(pipeline, 2.0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zbsolve.exec import auxiliary_loss, auxiliary_losses
 from zbsolve.exec.backward.replay import undisturbed
 from zbsolve.exec.backward.stage import Stage
-from zbsolve.exec.choices import as_lines, merged
+from zbsolve.exec.choices import as_line, merged
 from zbsolve.exec.graphs import auto
 from zbsolve.exec.graphs.auto import decisions_of, parts_by_name
 from zbsolve.exec.memory import LiveBytes
@@ -110,7 +110,7 @@ def test_what_cannot_be_traced_falls_back_and_says_so() -> None:
     assert [row["layers"] for row in found] == [[1, 2], [3]]
     assert "data-dependent" in found[0]["why"].lower()
     assert found[1]["why"] == "weight has hooks, which graphs do not run"
-    assert as_lines(found)[1] == "layer 3 (Linear): layers: weight has hooks, which graphs do not run"
+    assert as_line(found[1]) == "layer 3 (Linear): layers: weight has hooks, which graphs do not run"
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_ranks_tell_what_they_decided_in_one_table() -> None:
     row = {"block": "Block", "split": "graph", "why": "", "costs": {"graph": cost, "layers": cost | {"B": 3.0}}}
     other = {"block": "Embed", "split": "layers", "why": "it has hooks", "costs": {}}
     table = merged([[row | {"layers": [3, 1]}], [other | {"layers": [0]}, row | {"layers": [2, 5], "costs": {}}]])
-    assert as_lines(table) == [
+    assert [*map(as_line, table)] == [
         "layer 0 (Embed): layers: it has hooks",
         "layers 1–3, 5 (Block): graph, 4 µs and 2.00 KiB a microbatch (layers 4 µs and 2.00 KiB)",
     ]

@@ -61,8 +61,8 @@ ROWS = (
     Planted(
         "a graph does not end what it has sent",
         DEVICE,
-        "        for work, _ in self._sent.values():\n            work.wait()\n",
-        "",
+        "        for message in list(self._sent):\n            self.gone(message)\n",
+        "        self._sent.clear()\n",
         "captured",
     ),
     Planted(

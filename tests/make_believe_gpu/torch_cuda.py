@@ -90,6 +90,7 @@ class Event:
         assert stream is None or isinstance(stream, Stream)
         self.moment = device.record(device.stream() if stream is None else stream.cuda_stream)
         self.inside = device.is_capturing() and not self.external
+        self.on = (stream or current_stream()).device.index
         if not device.is_capturing():
             self._now()
             return
@@ -114,6 +115,12 @@ class Event:
         if self.inside:
             raise RuntimeError("operation not permitted on an event last recorded in a capturing stream")
         if self.moment is not None:
+            if self.on != device.device():
+                print(
+                    f"race: a thread on GPU {device.device()} asks for an event on GPU {self.on}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             device.hear(self.moment, everybody)
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -210,6 +217,7 @@ class Capturing:
         self.graph, self.stream = graph, OnStream(stream or Stream())
 
     def __enter__(self) -> None:
+        synchronize()  # as torch does
         self.stream.__enter__()
         self.graph.capture_begin()
 
@@ -375,6 +383,9 @@ put(
     max_memory_allocated=lambda on=None: device.peak(),
     reset_peak_memory_stats=lambda on=None: device.reset_peak(),
     memory_stats=lambda on=None: {},
+    memory_stats_as_nested_dict=lambda on=None: {
+        "allocated_bytes": {"all": {"current": device.allocated(), "peak": device.peak()}}
+    },
     mem_get_info=lambda on=None: (MEMORY - device.allocated(), MEMORY),
     set_per_process_memory_fraction=limit_memory,
     is_bf16_supported=lambda *_, **__: True,

@@ -90,12 +90,12 @@ def test_no_split_has_a_schedule_below_the_bound(seed: int) -> None:
         splits = Splits.of(costs)
         assert splits is not None
         search = SplitSearch(splits, MANY)
-        search.go_on(Clock(2.0), MANY)
+        search.go_on(Clock(300.0), MANY)
         assert least_step(costs, "makespan") <= search.bound <= best
         higher += search.bound > least_step(costs, "makespan")
         tight += search.bound > 0.9 * best
         cut_off = SplitSearch(splits, best)
-        cut_off.go_on(Clock(2.0), best)
+        cut_off.go_on(Clock(300.0), best)
         assert search.bound <= cut_off.bound <= best
         assert proven_again(splits, cut_off.found, 5.0) == ""
         assert proven_again(splits, replace(cut_off.found, bound=best + 1), 5.0)
@@ -132,7 +132,7 @@ def test_bounds_hold_for_steps_with_further_passes(what: str) -> None:
         looked += 1
         assert splits is not None
         search = SplitSearch(splits, best)
-        search.go_on(Clock(2.0), best)
+        search.go_on(Clock(300.0), best)
         assert 0 < search.bound <= best
         assert proven_again(splits, search.found, 5.0) == ""
         for counts in partitions(len(layers), stages):
@@ -152,7 +152,7 @@ def test_bounds_know_every_link() -> None:
     assert splits is not None
     assert splits.covers(step.problem(profile))
     search = SplitSearch(splits, MANY)
-    search.go_on(Clock(2.0), MANY)
+    search.go_on(Clock(300.0), MANY)
     assert search.bound == least_step(step.costs(profile), "makespan") == shortest(profile, step, 2) == 4
 
 
@@ -269,7 +269,7 @@ def test_bounds_count_what_layers_hold() -> None:
         splits = Splits.of(step.costs(profile))
         assert splits is not None
         search = SplitSearch(splits, MANY)
-        search.go_on(Clock(2.0), MANY)
+        search.go_on(Clock(300.0), MANY)
         assert search.bound == bound == shortest(profile, step, 2)
 
 
@@ -283,7 +283,7 @@ def test_where_memory_is_full_microbatches_wait_for_each_other() -> None:
         splits = Splits.of(step.costs(profile))
         assert splits is not None
         search = SplitSearch(splits, MANY)
-        search.go_on(Clock(2.0), MANY)
+        search.go_on(Clock(300.0), MANY)
         assert search.lanes.full((1, 1)) == fit
         assert max(value for value, _ in search.lanes.cuts((1, 1))) == search.bound == bound == shortest(profile, step, 2)
 

@@ -1,11 +1,15 @@
 """Links: two processes here, and torchrun's ranks."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from profiler import links
 from profiler.collectives import BYTES, CURVE_REPEATS, KINDS
 from profiler.collectives import REPEATS as TOGETHER
 from profiler.links import LOTS, SHARED, Pair, ends, fit, measure_links, over_sockets, samples_of, slowest
@@ -58,6 +62,20 @@ def test_two_processes_on_gpus() -> None:
     assert found.link.bytes_per_us > 10
     assert min(map(min, [*found.one.values(), *found.both.values(), found.alone, found.busy])) > 0
     assert {kind: len(row) for kind, row in collectives.items()} == dict.fromkeys(KINDS, TOGETHER)
+
+
+def test_nothing_waits_while_the_ends_and_mps_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    measuring = threading.Event()
+
+    @contextmanager
+    def slow(*_: object) -> Iterator[list[object]]:
+        assert measuring.wait(300.0)
+        yield []
+
+    monkeypatch.setattr(links, "processes", slow)
+    with ends(torch.device("cpu")) as started:
+        measuring.set()
+        assert started().processes == []
 
 
 def test_two_processes_of_this_machine() -> None:

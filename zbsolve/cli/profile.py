@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..exec.choices import DEVICES, SPLITS, as_lines, choose, described, device_of, local_place
+from ..exec.choices import DEVICES, SPLITS, as_line, choose, described, device_of, local_place
 from ..exec.run.host import set_environment
 from ..features.sizes import of_sizes
 from ..profile.lengths import stalls_of
@@ -156,7 +156,7 @@ def _measure(options: argparse.Namespace) -> int:
     body = {"model": profile.model, "source": profile.source, "layers": len(profile.layers), "total": total, "link": link}
     rows: Any = profile.facts.get("splits", []) if options.split.startswith("auto") else []
     device = "" if options.estimate else f"device: {profile.facts['device']}\n"
-    text = device + profile_as_text(profile) + "".join(f"split: {line}\n" for line in as_lines(rows))
+    text = device + profile_as_text(profile) + "".join(f"split: {line}\n" for line in map(as_line, rows))
     for beside in dict.fromkeys(slowdown.beside for slowdown in profile.slowdowns):
         slower = [f"{slowdown.kind} {slowdown.factor:.3f}" for slowdown in profile.slowdowns if slowdown.beside == beside]
         text += f"beside {beside} these take longer, by these factors: {', '.join(slower)}\n"

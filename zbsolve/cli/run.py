@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from ..exec.choices import DEVICES, RUN_SPLITS, as_lines
+from ..exec.choices import DEVICES, RUN_SPLITS, as_line
 from ..profile.doubtful import other_model
 from ..schedule.trace import SLACK, Trace
 from ..util.errors import BadInput
@@ -178,7 +178,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
     if not stand_in and (line := other_model(problem.source, trace.facts["model"])):
         yield line
     if trace.facts["split"].startswith("auto"):
-        yield from (f"split: {line}" for line in as_lines(trace.facts.get("splits", [])))
+        yield from (f"split: {line}" for line in map(as_line, trace.facts.get("splits", [])))
     yield from _of_gpu(trace.facts)
     if "streams" in trace.facts:
         yield f"one device ({trace.facts['streams']})"

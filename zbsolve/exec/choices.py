@@ -106,12 +106,8 @@ def merged(tables: Iterable[Sequence[Row]]) -> list[Row]:
     return sorted(alike.values(), key=lambda row: row["layers"])
 
 
-def as_lines(rows: Iterable[Row]) -> list[str]:
-    """A line for each row: "layers 1–4 (Block): graph, 310 µs a microbatch (layers 330 µs)"."""
-    return [_line(row) for row in rows]
-
-
-def _line(row: Row) -> str:
+def as_line(row: Row) -> str:
+    """A row in words: "layers 1–4 (Block): graph, 310 µs a microbatch (layers 330 µs)"."""
     numbers, costs = row["layers"], row["costs"]
     starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)]
     ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]]

@@ -223,7 +223,7 @@ def forwards_alone(problem: Problem) -> bool:
 def check_untrained(problem: Problem, counts: Sequence[int], stages: Sequence[int], layers: Mapping[int, nn.Module]) -> None:
     """Raise BadInput naming a trained parameter on one of these stages where the schedule has no backward. counts: layers of
     every stage; layers: those of these stages, by number."""
-    front = 0 if forwards_alone(problem) else untrained_stages(problem)
+    front = untrained_stages(problem) % problem.stages  # 0 also where no stage trains
     for i in layer_numbers(counts, [s for s in stages if s < front]):
         for name, parameter in layers[i].named_parameters():
             if parameter.requires_grad:

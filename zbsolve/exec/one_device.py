@@ -25,7 +25,7 @@ from .choices import Row
 from .connecting import Connecting, Given, Own, Whole
 from .feed import moved, step_seed
 from .graphs.auto import decisions_of, parts_by_name
-from .handlers import FROM_HERE, PARTS, connect_parts
+from .handlers import FROM_HERE, MAKE, PARTS, connect_parts
 from .interpreter import Interpreter
 from .layers import build, check_untrained, forwards_alone, layer_counts, layer_numbers
 from .lowering import lower
@@ -34,7 +34,6 @@ from .own import own_stages
 from .reports import MeasuredStep, Table
 from .sides import Between, SideInputs
 from .slices.cutting import Counting, Cutting
-from .slices.stage import sliced_loss
 from .step_view import StepView
 from .transport.peers import Peers
 from .transport.wires import ALONE, CPU
@@ -107,7 +106,7 @@ class OneDevice:
         self.copies = DeviceCopies()
         self.interpreters: list[Interpreter] = []
         self.cutting, self.counting = Cutting.of(problem), Counting.of(model.loss)
-        parts, loss = parts_by_name(split, tight=problem.capacity is not None), sliced_loss(problem, model.loss, split)
+        parts = parts_by_name(split, tight=problem.capacity is not None)
         programs, names = lower(self.view, training=not forwards_alone(problem)), dict[int, Any]()
         layers: list[dict[int, nn.Module]] = []
         for program in programs:
@@ -122,7 +121,8 @@ class OneDevice:
         for program, own in zip(programs, layers, strict=True):
             check_untrained(problem, self.counts, program.stages, own)
             hook = hooks[program.rank] if hooks else Hooks()
-            built = Own(self.view, programs, program, self.counts, own, nn.ModuleDict(), model.tied, (), loss)
+            whole = Own(self.view, programs, program, self.counts, own, nn.ModuleDict(), model.tied, (), model.loss)
+            built = MAKE[0](whole, given)  # the loss of slices; further rows are for ranks of their own
             stages = own_stages(built, given, parts)
             connecting = Connecting(built, given, stages, ALONE, Peers(ALONE, 0), hook)
             makers = [PARTS[0], lambda c: SideInputs.checked(sides, c.own.program, c.stages), *PARTS[FROM_HERE:]]

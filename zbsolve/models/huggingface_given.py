@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..util.errors import BadInput
-from .losses import auxiliary_loss, on_top
+from .losses import OnTop, auxiliary_loss
 from .model import in_eval_mode
 from .published_models import typed
 from .slicing import slice_offset
@@ -371,7 +371,7 @@ def hear(layer: nn.Module, balance: Balance) -> None:
 def heard() -> AbstractContextManager[list[Tensor]]:
     """A context that collects the logits of all routers that run in it."""
     logits: list[Tensor] = []  # Dynamo traces no `list[Tensor]()`
-    return on_top(_listening, logits)
+    return OnTop(_listening, logits)
 
 
 @cache

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..util.errors import BadInput
-from .losses import on_top
+from .losses import OnTop
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ _slicing: list[Slicing] = []  # the innermost last
 
 def running_slice(slicing: Slicing) -> AbstractContextManager[Slicing]:
     """A context in which `sliced_attention` and `slice_offset` use `slicing`."""
-    return on_top(_slicing, slicing)
+    return OnTop(_slicing, slicing)
 
 
 def in_slice() -> bool:

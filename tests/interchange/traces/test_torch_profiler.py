@@ -40,14 +40,16 @@ def test_torchs_own_runtime_is_read_back(tmp_path: Path) -> None:
     """Two gloo ranks run torch's own schedules under its profiler: the order is the schedule's, times ascend, and no pass
     holds the waiting for its input (rank 1 begins with one for rank 0's first forward). Times are those of a busy machine,
     so none is asserted."""
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     from ...support.exec_ranks import on_ranks
     from ...support.torch_trace_jobs import PLACEMENTS
 
-    names = ["ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "Schedule1F1B"]
-    argument = {"folder": str(tmp_path), "schedules": names, "microbatches": 4, "steps": 2}
+    names = ["ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble"]
+    if torch.__version__.startswith("2.11"):  # in a V its ranks send to themselves, which gloo cannot
+        names.pop()
+    argument = {"folder": str(tmp_path), "schedules": [*names, "Schedule1F1B"], "microbatches": 4, "steps": 2}
     planned = on_ranks(2, "tests.support.torch_trace_jobs:record", argument)
-    for name in names[:2]:
+    for name in names:
         found = read_trace(tmp_path / name)
         assert found.problem.placement == PLACEMENTS[name]
         assert found.problem.microbatches == 4

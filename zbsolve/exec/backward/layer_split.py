@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.losses import auxiliary_loss, auxiliary_losses, on_top, without_metrics
+from ...models.losses import OnTop, auxiliary_loss, auxiliary_losses, without_metrics
 from ...models.sides import called, row_of
 from ...util.errors import BadInput
 from ..base.part import Keeper
@@ -118,7 +118,8 @@ class LayerSplit:
 
     def weights(self, kept: Kept) -> None:
         """W: compute the weight gradients that B queued."""
-        run_queue(kept.queue or deque())
+        if kept.queue:
+            run_queue(kept.queue)
 
 
 def outputs(layers: Sequence[nn.Module], first: int, loss: Loss | None, x: Any, target: Any, seed: int) -> Any:
@@ -152,7 +153,7 @@ def seed_layer(seed: int, number: int) -> None:
 
 def seeding(way: Callable[[int, int], None]) -> AbstractContextManager[Any]:
     """A context in which `way` is called in place of `set_seeds`."""
-    return on_top(_seeding, way)
+    return OnTop(_seeding, way)
 
 
 def layer_seed(seed: int, number: int) -> int:

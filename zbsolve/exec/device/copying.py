@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ class LaunchedCopies:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.event = device, timed_event
-        self._streams: dict[str, Any] = {}
+        self._streams = defaultdict[str, Any](partial(torch.cuda.Stream, device))
 
     def mark(self) -> Any:
         """An event after all that the compute stream has launched so far."""
@@ -135,8 +136,6 @@ class LaunchedCopies:
 
     def begin(self, name: str, work: Callable[[], None], behind: Sequence[Any], over: None = None) -> Launched:
         """Launch what `work` launches, after these events and all earlier work on the stream."""
-        if name not in self._streams:
-            self._streams[name] = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream, start, end = self._streams[name], self.event(), self.event()
         # Modes that count bytes must not see views of host memory.
         with without_modes(), torch.no_grad(), torch.cuda.stream(stream):
@@ -154,18 +153,14 @@ class LaunchedCopies:
 
 class SideWork:
     """Work beside computing that a rank's passes have started, by pass: copies and collectives. launched: on a GPU's
-    streams, not by threads. copies: the streams. seconds: to wait for any of it. begun: work not settled yet."""
+    streams, not by threads: the host never waits. copies: the streams. seconds: to wait for any of it. begun: work not
+    settled yet."""
 
     def __init__(self, device: torch.device, seconds: float, launched: bool) -> None:
-        self.device, self.seconds = device, seconds
+        self.device, self.seconds, self.launched = device, seconds, launched
         self.copies: Any = (LaunchedCopies if launched else CopyStreams)(self.device)
         self.begun: dict[str, tuple[Copy | Launched, Callable[[], Any]]] = {}
         self.done: dict[str, Copy | Launched] = {}
-
-    @property
-    def launched(self) -> bool:
-        """Is the work launched on a GPU's streams, so that the host never waits?"""
-        return isinstance(self.copies, LaunchedCopies)
 
     def begin_step(self, marks: Any) -> None:
         """A step begins. marks: see `Part`."""

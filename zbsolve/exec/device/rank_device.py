@@ -4,10 +4,11 @@ moves on streams of their own; and a guard against hanging."""
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -53,8 +54,7 @@ class Marks:
     def event(self) -> Any:
         """A timed event of this step that was not used yet."""
         if self._used == len(self._pool):
-            how = {"enable_timing": True, "external": True} if self.fixed else {"enable_timing": True}
-            self._pool.append(torch.cuda.Event(**how))  # type: ignore[no-untyped-call]
+            self._pool.append(torch.cuda.Event(enable_timing=True, external=self.fixed))  # type: ignore[no-untyped-call]
         self._used += 1
         return self._pool[self._used - 1]
 
@@ -101,7 +101,7 @@ class DeviceRows(HostRows):
 
     def __init__(self, wires: Wires, device: torch.device, marks: Marks) -> None:
         self._wires, self._device, self.marks = wires, device, marks
-        self._streams: dict[int, Any] = {}
+        self._streams = defaultdict[int, Any](partial(torch.cuda.Stream, device))
         self._reserved: dict[int, deque[Coming]] = {}
         self._sent: dict[Message, tuple[Any, Tensor]] = {}
 
@@ -119,13 +119,12 @@ class DeviceRows(HostRows):
             self._launch(message.source, self._reserved[message.source].popleft())
 
     def _launch(self, source: int, coming: Coming) -> None:
-        stream = self._streams.get(source)
-        if stream is None:
-            stream = self._streams[source] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = self._streams[source]
         stream.wait_event(coming.free)
         with torch.cuda.stream(stream):
             self._wires.receive(coming.row, source).wait()  # the stream waits; with a timeout the host would
-        coming.arrived, coming.there = self.marks.mark(stream), stream.record_event()
+        coming.arrived = self.marks.mark(stream)
+        coming.there = stream.record_event() if self.marks.fixed else coming.arrived
 
     def take(self, message: Message, coming: Coming) -> tuple[Tensor, Any]:
         self.receive(message, coming)
@@ -141,9 +140,8 @@ class DeviceRows(HostRows):
             work.wait()
 
     def flush(self) -> None:
-        for work, _ in self._sent.values():
-            work.wait()
-        self._sent.clear()
+        for message in list(self._sent):
+            self.gone(message)
 
 
 LOOK_SECONDS = 0.2
@@ -155,7 +153,7 @@ class RankDevice:
 
     def __init__(self, device: torch.device, peers: Peers, actions: tuple[Action, ...], hooks: Hooks) -> None:
         self.device, self.limit = device, hooks.limit
-        self.marks, self.guard = Marks(device), Guard(peers, actions, hooks.announce)
+        self.marks, self.guard = Marks(device), Guard(peers, actions, hooks.announce, device)
         self.peak = self.launching = self._before = 0
 
     @contextmanager
@@ -174,27 +172,26 @@ class RankDevice:
     def begin(self, record: Record, marks: Marks, missing: int) -> None:
         """A step begins, after all earlier work on the device. missing: bytes of gradients that it will allocate. Raises
         LostRank where that work never ends."""
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
+        ready = torch.cuda.current_stream(self.device).record_event()
         self.guard.begin(record, marks)
         self.guard.wait(ready)
         marks.begin()
         record.began = time.monotonic_ns()
         self.guard.begin(record, marks)
-        self._before = torch.cuda.memory_allocated(self.device)
+        self._before = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]["current"]
         torch.cuda.reset_peak_memory_stats(self.device)
         if self.limit is not None:
             self._allow(self._before + missing + self.limit)
 
     def finish(self, record: Record, marks: Marks) -> None:
         """Wait until everything launched is done, and replace the record's times by those of the device. Raises LostRank."""
-        over = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        over.record()
+        over = torch.cuda.current_stream(self.device).record_event()
         self.launching = time.monotonic_ns() - record.began
         self.guard.wait(over)
         if self.limit is not None:
             self._allow(None)
-        self.peak = torch.cuda.max_memory_allocated(self.device) - self._before
+        # (`max_memory_allocated` flattens and sorts all statistics for one of them.)
+        self.peak = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]["peak"] - self._before
         read_marks(record, marks)
 
     def _allow(self, size: int | None) -> None:
@@ -216,15 +213,17 @@ def read_marks(record: Record, marks: Marks) -> None:
 
 class Guard:
     """Watches one rank from a thread, and ends its communicators if another rank has stopped or nothing happens. actions: of
-    its program. announce: called with the pass that runs on the device. cause: why communicators were ended, or None."""
+    its program. announce: called with the pass that runs on the device. device: the GPU that the thread makes its current
+    one; else CUDA would take memory of the first GPU for it. cause: why communicators were ended, or None."""
 
-    def __init__(self, peers: Peers, actions: tuple[Action, ...], announce: Callable[[str], None] | None = None) -> None:
+    def __init__(self, peers: Peers, actions: tuple[Action, ...], announce: Any = None, device: Any = None) -> None:
         self.cause: LostRank | None = None
         self._peers, self._actions, self._announce = peers, actions, announce
         self._record: Record | None = None
         self._marks: Marks | None = None
         self._done = 0  # passes of the step that the device has done
-        self._busy = Looker(self.look, LOOK_SECONDS).busy
+        first = (lambda: None) if device is None else partial(torch.cuda.set_device, device)
+        self._busy = Looker(self.look, LOOK_SECONDS, first).busy
 
     def begin(self, record: Record, marks: Marks) -> None:
         """A step begins."""
@@ -234,12 +233,9 @@ class Guard:
 
     def wait(self, event: Any) -> None:
         """Wait until the device reaches the event at the end of the step. Raises LostRank."""
-        try:
-            came_true(lambda: event.query() or self.cause is not None, inf)
-            if self.cause is not None:
-                raise self.cause
-        finally:
-            self._busy.clear()
+        came_true(lambda: event.query() or self.cause is not None, inf)
+        if self.cause is not None:
+            raise self.cause
 
     def end(self) -> None:
         """The step has ended, or failed."""

@@ -175,7 +175,7 @@ def _made(new: Path, target: Path) -> None:
 
 def _load(pipeline: OnRank, reader: Reader, objects: Mapping[str, Any], loaded: Set[str]) -> None:
     """Load everything into this rank. loaded: the names of all objects that any rank loads."""
-    loops, optimizers = _loops(reader), _optimizers(pipeline, objects)
+    loops, optimizers = _loops(reader, pipeline.device), _optimizers(pipeline, objects)
     others = objects.keys() - optimizers.keys()
     of_optimizers, of_others = ({key for loop in loops for key in loop[what]} for what in ("options", "objects"))
     missing = sorted((optimizers.keys() - of_optimizers) | (others - of_others))
@@ -235,7 +235,7 @@ def _entries(reader: Reader, optimizers: Optimizers, pipeline: OnRank) -> dict[s
     return rooms
 
 
-def _loops(reader: Reader) -> list[dict[str, Any]]:
+def _loops(reader: Reader, device: torch.device) -> list[dict[str, Any]]:
     """What each rank wrote beside its tensors, rank by rank. Raises BadInput."""
     from .checkpoint_files import from_tensor
 
@@ -245,7 +245,7 @@ def _loops(reader: Reader) -> list[dict[str, Any]]:
     names = [name for i in range(count) if (name := f"{LOOP}.{i}") in reader.names]
     bodies = {name: reader.empty(name, torch.device("cpu")) for name in names}
     reader.into(bodies)
-    return [from_tensor(body) for body in bodies.values()]
+    return [from_tensor(body, device) for body in bodies.values()]
 
 
 def kinds_of(state_holder: Any) -> list[str]:

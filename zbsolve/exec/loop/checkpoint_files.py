@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.futures import Future
+from torch.serialization import default_restore_location
 
 from ...util.errors import BadInput, one_line
 from ..transport.peers import Peers
@@ -140,9 +141,10 @@ def as_tensor(body: Any, what: str) -> Tensor:
     return torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
 
 
-def from_tensor(tensor: Tensor) -> Any:
-    """What `as_tensor` was given."""
-    return torch.load(io.BytesIO(tensor.numpy().tobytes()), weights_only=True)
+def from_tensor(tensor: Tensor, device: torch.device) -> Any:
+    """What `as_tensor` was given. Tensors of any GPU are on `device`: another rank may have saved them."""
+    stream, restore = io.BytesIO(tensor.numpy().tobytes()), cast(Any, default_restore_location)
+    return torch.load(stream, lambda kept, at: restore(kept, str(device) if "cuda" in at else at), weights_only=True)
 
 
 def _cause(error: CheckpointException) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from ...util.errors import BadInput, RunFailed
 from ..base.torch_private import default_group, norms_of, scale_all
 from ..base.values import is_dtensor, laid_out_as, local
 from ..transport.peers import together
-from ..transport.wires import all_of
+from ..transport.wires import all_of, passed, waiting
 
 SAID_BYTES = 512  # of a rank's error message
 OnRank = Any  # one rank's `Pipeline`, which imports these functions
@@ -81,6 +81,9 @@ def norm_power(pipeline: OnRank, norm_type: float) -> float:
     gradients = [p.grad for p in parameters if p.grad is not None and id(p) not in skipped]
     counted = [local(g) for g in gradients if mesh is None or mesh.counts(g)]
     norms, power = norms_of([g for g in counted if g.numel()], norm_type, torch.float64), 0.0
+    if pipeline.device.type == "cuda":  # reading it would wait for sums over a lost pipeline for ever
+        with pipeline.peers.telling("norm of the gradients"), waiting("gradients"):
+            passed(pipeline.device, pipeline.peers.timeout)
     if norms:
         each = torch.stack([norm.to(norms[0].device) for norm in norms])
         power = float(each.max() if math.isinf(norm_type) else each.pow(norm_type).sum())

@@ -70,17 +70,18 @@ class HostRows:
 
 class Looker:
     """A thread that calls the method `look` again and again while `busy` is set, until the method's object is garbage.
-    Exceptions of a call are ignored. seconds: the pause before each call."""
+    Exceptions of a call are ignored. seconds: the pause before each call. first: what the thread calls before."""
 
-    def __init__(self, look: Callable[[], None], seconds: float) -> None:
+    def __init__(self, look: Callable[[], None], seconds: float, first: Callable[[], None] = lambda: None) -> None:
         self.busy, closed = Event(), Event()
         method: WeakMethod[Callable[[], None]] = WeakMethod(look)
-        Thread(target=_look, args=(method, self.busy, closed, seconds), daemon=True).start()
+        Thread(target=_look, args=(method, self.busy, closed, seconds, first), daemon=True).start()
         finalize(look.__self__, _close, self.busy, closed)  # type: ignore[attr-defined]
 
 
-def _look(method: WeakMethod[Callable[[], None]], busy: Event, closed: Event, seconds: float) -> None:
+def _look(method: WeakMethod[Callable[[], None]], busy: Event, closed: Event, seconds: float, first: Any) -> None:
     """What the thread runs, until `closed` is set."""
+    first()
     while busy.wait() and not closed.wait(seconds):
         if busy.is_set() and (look := method()) is not None:
             with suppress(Exception):
