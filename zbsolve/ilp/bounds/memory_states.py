@@ -156,9 +156,9 @@ def _best_prices(states: _States, life: Ints) -> Floats:
         lowest, new_cost = int(price.argmin()), 1.0
         if price[lowest] < -1e-9:
             enters, new_cost = -np.eye(count)[lowest], 0.0
-        elif most <= 1 + 1e-9:
-            break
         column = basis @ enters
+        if (new_cost > 0 and most <= 1 + 1e-9) or column.max() <= 1e-9:
+            break
         ratio = np.where(column > 1e-9, time / np.where(column > 1e-9, column, 1.0), np.inf)
         leaves = int(ratio.argmin())
         basis[leaves] /= column[leaves]
