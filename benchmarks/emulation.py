@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from profiler import estimate
-from tests.support.exec_jobs import toy
 from tests.support.exec_ranks import on_ranks
+from tests.support.exec_tools import toy
 from zbsolve import Layer, Link, Noise, Problem, Profile, Schedule, Step, Trace, pipeline, preset, solve, solve_auto
 from zbsolve.build import Work, with_sharding
 from zbsolve.exec import CrossEntropy, Pipeline

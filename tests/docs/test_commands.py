@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -27,6 +28,18 @@ from zbsolve.cli.app import parser
 from ..support.docs import PAGES, Block, blocks, commands
 from ..support.exec_ranks import Forked, on_ranks
 from ..support.house import ROOT
+
+
+def run_page(rank: int, argument: dict[str, Any]) -> list[str]:
+    """Run the Python blocks of a page as one script in `folder`. The process group is up already. Returns the names that the
+    script has defined."""
+    os.chdir(argument["folder"])
+    names: dict[str, Any] = {"__name__": "page"}
+    with mock.patch("torch.distributed.init_process_group"):
+        for place, text in argument["blocks"]:
+            exec(compile(text, place, "exec"), names)
+    return sorted(names)
+
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +127,7 @@ class Reader:
             elif block.language == "python" and not together:
                 exec(compile(_cheaper(block).text, str(block), "exec"), self.names)
         if together:
-            on_ranks(2, "tests.support.docs_jobs:run_page", {"folder": os.getcwd(), "blocks": [_placed(b) for b in scripts]})
+            on_ranks(2, f"{__name__}:run_page", {"folder": os.getcwd(), "blocks": [_placed(b) for b in scripts]})
 
     def command(self, block: Block, words: Sequence[str]) -> None:
         """One command, or two with a pipe between them."""

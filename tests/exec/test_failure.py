@@ -9,15 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from zbsolve.cli import main
-from zbsolve.exec import RunFailed
+from zbsolve.exec import Pipeline, RunFailed
 from zbsolve.exec.run.launch import run_local
 from zbsolve.exec.transport.peers import explained
 from zbsolve.util.errors import LostRank, one_line
@@ -131,10 +134,37 @@ def test_all_ranks_refuse_a_batch_of_which_the_inputs_do_not_fit() -> None:
         assert [one["then"] for one in said] == [""] * 3
 
 
+def loaded(rank: int, seeds: list[int]) -> dict[str, Any]:
+    """What this rank is told whose loader has its seed of `seeds`, by the form of its batch; the numbers in what begins each
+    of four steps."""
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(seeds[rank]))
+    forms = {"plain": x, "cut": list(x.chunk(4)), "bfloat16": {"x": x.bfloat16(), "name": "a"}, "none": None if rank else x}
+    said, sizes = {}, list[int]()
+    more = {"part": dict.fromkeys(range(4 if rank == 0 else 3), x[:2]), "targets": torch.ones(8, 4)}
+    for name, form in (forms | more).items():
+        first = nn.Sequential(Float(), nn.Linear(4, 4)) if name == "bfloat16" else nn.Linear(4, 4)
+        schedule = random_schedule(a_problem((0, 1), 4, layers=2))
+        runner = Pipeline([first, nn.Linear(4, 4)], schedule, loss=nn.functional.mse_loss)
+        tell = runner.mailbox.tell
+        runner.mailbox.tell = lambda tensor, *to, tell=tell: sizes.append(len(tensor)) or tell(tensor, *to)  # type: ignore
+        with warnings.catch_warnings(record=True) as caught:
+            for _ in range(4):
+                runner.step(x if rank and name == "cut" else form, x if name == "targets" else torch.ones(8, 4))
+        said[name] = [str(one.message) for one in caught]
+    return {"said": said, "sizes": sizes}
+
+
+class Float(nn.Module):
+    """Takes a dict."""
+
+    def forward(self, given: dict[str, Tensor]) -> Tensor:
+        return given["x"].float()
+
+
 def test_a_rank_whose_loader_has_another_seed_is_told() -> None:
     """In the first two steps, once; what ranks tell each other is longer by two numbers there, and not later."""
     jobs = [("loaded", [5, 5]), ("loaded", [5, 6])]
-    (alike, first), (same, other) = on_ranks(2, "tests.support.exec_jobs", jobs)
+    (alike, first), (same, other) = on_ranks(2, __name__, jobs)
     assert [set(map(len, one["said"].values())) for one in (alike, same, first)] == [{0}] * 3
     assert {name: len(said) for name, said in other["said"].items()} == {
         "plain": 1,

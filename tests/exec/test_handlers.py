@@ -8,27 +8,118 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 import zbsolve.exec
-from zbsolve import BadInput
+from zbsolve import BadInput, Problem
+from zbsolve.build import with_links
 from zbsolve.build.links import MESSAGES
 from zbsolve.exec.ahead import lengths
 from zbsolve.exec.handlers import HANDLERS, PARTS, Handler, Part, RankState
 from zbsolve.exec.lowering import lower
-from zbsolve.kinds import KINDS, kinds_that
+from zbsolve.kinds import KINDS, Kind, kinds_that, register
 from zbsolve.models.presets import mlp
-from zbsolve.problem.tables import CARGO
+from zbsolve.problem.tables import CARGO, Edges
 from zbsolve.util.errors import RunFailed
 
-from ..support.exec_kinds import RAN, TOYS, with_pause, with_stop
 from ..support.exec_ranks import on_ranks
-from ..support.exec_tools import a_problem, random_schedule, worst_difference
-from ..support.trials import too_far
+from ..support.exec_tools import a_problem, random_schedule, toy, worst_difference
+from ..support.trials import Batches, Trial, too_far
 
-BUILDERS = {"T": with_pause, "S": with_stop}
+RAN: list[str] = []
+
+
+def note(state: Any, action: Any, given: Tensor | None) -> Tensor | None:
+    """What both toy kinds do: note that they ran, and hand on what they are given."""
+    RAN.append(action.name)
+    assert action.name[1:] in {f"T{action.part}", f"S{action.part}"}
+    assert {"F", "B", "W", action.kind} == action.companions
+    return given
+
+
+TOYS = {"T": Handler(note), "S": Handler(note, takes="", makes="what S made", repeatable=True)}
+
+
+def with_pause(problem: Problem) -> Problem:
+    """Each stage pauses between F and B of a microbatch: a pass T that carries nothing."""
+    table, place, forwards = with_rows(problem, "T", problem.rows("F"))
+    waits = problem.edges.only(np.flatnonzero(problem.passes.are("B")[problem.edges.after]))
+    own = problem.passes.are("F")[waits.before]
+    behind = Edges.of(place[waits.before[own]], waits.after[own])
+    return replace(problem, passes=table, edges=problem.edges + Edges.of(forwards, place[forwards]) + behind)
+
+
+def with_stop(problem: Problem) -> Problem:
+    """Activations stop at a pass S on their way to the next stage: it takes them from F, and they go on from it."""
+    forwards = problem.rows("F")[problem.passes.stage[problem.rows("F")] < problem.stages - 1]
+    table, place, forwards = with_rows(problem, "S", forwards)
+    edges, carried = problem.edges, problem.edges.carrying("activation")
+    moved = replace(edges, before=np.where(carried, place[edges.before], edges.before))
+    return replace(problem, passes=table, edges=moved + Edges.of(forwards, place[forwards], carries=CARGO[1]))
+
+
+def forth(state: Any, action: Any, given: Tensor | None) -> Tensor:
+    """A number that goes along the stages beside activations, and is that of the stage."""
+    RAN.append(action.name)
+    number = torch.zeros(()) if given is None else given + 1
+    assert number.item() == action.stage
+    return number
+
+
+def back(state: Any, action: Any, given: Tensor | None) -> Tensor:
+    """Two numbers that come back beside gradients: how many of four stages are behind this one, and the microbatch."""
+    RAN.append(action.name)
+    assert given is None or given.tolist() == [2 - action.stage, action.part]
+    return torch.tensor([3.0 - action.stage, action.part])
+
+
+CHAINS = {"QF": Handler(forth), "QB": Handler(back)}
+
+
+def with_chains(problem: Problem) -> Problem:
+    """Registered kinds whose passes of each microbatch send to the next stage, and to the one before."""
+    for kind, plain, cargo in (("QF", "F", "activation"), ("QB", "B", "gradient")):
+        register(Kind(kind, "numbers between stages", "#dbbee6"))
+        table, place, rows = with_rows(problem, kind, problem.rows(plain))
+        edges, passes = problem.edges, problem.passes
+        models = edges.carrying(cargo) & passes.are(plain)[edges.before] & passes.are(plain)[edges.after]
+        sent = edges.only(np.flatnonzero(models))
+        own = replace(sent, before=place[sent.before], after=place[sent.after], bytes=0 * sent.bytes)
+        problem = replace(problem, passes=table, edges=edges + own + Edges.of(rows, place[rows]))
+    return problem
+
+
+def with_rows(problem: Problem, kind: str, beside: Any) -> tuple[Any, Any, Any]:
+    """The table with a pass of this kind for each row of `beside`; row → the row of its pass; `beside`."""
+    columns = {name: getattr(problem.passes, name)[beside] for name in ("stage", "microbatch", "rank")}
+    table = problem.passes.more(kind, "compute", duration=np.ones(len(beside), np.int64), **columns)
+    place = np.zeros(len(problem.passes), np.int64)
+    place[beside] = len(problem.passes) + np.arange(len(beside))
+    return table, place, beside
+
+
+BUILDERS = {"T": with_pause, "S": with_stop, "MB": lambda problem: with_links(problem, "rank", 1), "QF": with_chains}
+
+
+def batch(place: int, step: int) -> Batches:
+    x = torch.linspace(-1, 1, 32).reshape(8, 4)
+    return x.chunk(4), x.flip(0).chunk(4)
+
+
+def on_two_ranks(rank: int, seed: int) -> dict[str, Any]:
+    """A step with each kind on two ranks: how far it is from the unsplit model, and how often a toy kind ran."""
+    found: dict[str, Any] = {}
+    for kind, build in BUILDERS.items():
+        RAN.clear()
+        trial = Trial(problem=build(a_problem((0, 1, 1, 0), 4, layers=4)), layers=toy, batch=batch, order=seed)
+        with mock.patch.dict(HANDLERS, (TOYS if kind in TOYS else CHAINS)):
+            found[kind] = trial.ran(trial.pipeline()) | {"ran": len(RAN)}
+    return found
 
 
 @pytest.fixture
@@ -42,7 +133,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("toys")
 @pytest.mark.parametrize("placement", [(0, 1), (0, 1, 1, 0), (0, 1, 2, 3)])
-@pytest.mark.parametrize("kind", BUILDERS)
+@pytest.mark.parametrize("kind", TOYS)
 def test_a_kind_from_outside_runs_and_gradients_are_the_unsplit_models(kind: str, placement: tuple[int, ...]) -> None:
     for seed in range(3):
         problem = BUILDERS[kind](a_problem(placement, 3))
@@ -77,7 +168,7 @@ def test_one_device_has_the_parts_that_users_add(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_kind_from_outside_runs_on_ranks() -> None:
-    ranks = on_ranks(2, "tests.support.exec_kinds:on_two_ranks", 3)
+    ranks = on_ranks(2, f"{__name__}:on_two_ranks", 3)
     assert too_far(ranks, 1e-6) == {}
     for rank in ranks:
         assert rank["T"]["ran"] == 8

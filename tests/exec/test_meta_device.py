@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from zbsolve.exec import Pipeline
 from zbsolve.exec.layers import is_unset, mark_unset, materialise
 from zbsolve.util.errors import BadInput
 
 from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import a_problem, random_schedule
 
 CPU = torch.device("cpu")
 COS = torch.arange(4.0).cos()
@@ -113,7 +115,23 @@ def test_memory_that_nobody_filled_is_recognised(kind: torch.dtype) -> None:
         assert not is_unset(tensor)
 
 
+def tied_on_meta(rank: int, order: list[int]) -> float:
+    """A model on the meta device whose last layer has the first one's weights; `init` fills those of the first alone. The
+    weight's value on this rank. order: stage → rank."""
+    with torch.device("meta"):
+        whole = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    whole[3].weight = whole[0].weight
+
+    def init(number: int, layer: nn.Module) -> None:
+        if number < 3:
+            nn.init.constant_(layer.weight, 7.0 if number == 0 else 0.1)  # type: ignore[arg-type]
+
+    schedule = random_schedule(a_problem(tuple(order), 2, layers=4))
+    runner = Pipeline(whole, schedule, loss=nn.functional.mse_loss, init=init)
+    return float(runner.layers[0 if rank == order[0] else 3].weight[0, 0])  # type: ignore[index]
+
+
 def test_a_tied_place_takes_the_first_ones_values_on_any_rank() -> None:
     """The head has the embedding's weights, and init fills the embedding alone; also where an earlier rank has the head."""
     orders = [("tied_on_meta", order) for order in ((0, 1), (1, 0))]
-    assert on_ranks(2, "tests.support.exec_jobs", orders) == [[7.0, 7.0]] * 2
+    assert on_ranks(2, __name__, orders) == [[7.0, 7.0]] * 2

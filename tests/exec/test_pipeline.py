@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
+import shutil
 import sys
+import tempfile
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from profiler.memory import held
+from profiler.stage_rounds import stages_of
 from zbsolve import BadInput, pipeline
+from zbsolve.exec import Pipeline
 from zbsolve.exec.layers import build, listed, materialise
-from zbsolve.models.presets import GptSizes, gpt
+from zbsolve.exec.memory import LiveBytes
+from zbsolve.models.presets import GptSizes, gpt, mlp
+from zbsolve.profile.profile import Layer, Link, Profile
+from zbsolve.systems import preset
 
-from ..support.exec_jobs import toy
 from ..support.exec_ranks import jobs_on, on_ranks
-from ..support.exec_tools import a_problem, largest
+from ..support.exec_tools import a_problem, batch_of, largest, metered, random_schedule, refusal, split_layers, toy
 from ..support.trainings import far
 from ..support.trials import TRIED, Batches, Trial, too_far
 
@@ -27,11 +37,93 @@ pytestmark = pytest.mark.slow
 RANDOM = 80  # schedules
 
 
+def example(rank: int, steps: int) -> list[float]:
+    """The losses of the example's training in double precision, interrupted on the way."""
+    from examples.train_gpt import pipelined
+
+    torch.set_default_dtype(torch.float64)  # rounding grows with every step of AdamW
+    names = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(names)
+    folder = f"{names[0]}/checkpoint"
+    first = pipelined(steps // 2, checkpoint=folder)[:-1]
+    rest = pipelined(steps, checkpoint=folder)
+    torch.set_default_dtype(torch.float32)
+    dist.barrier()
+    shutil.rmtree(str(names[0]), ignore_errors=True)
+    return [*first, *rest]
+
+
+def twice(rank: int, steps: int) -> list[str]:
+    """The digests of this rank's parameters after the same training, two times."""
+    digests = []
+    for _ in range(2):
+        model = mlp(0)
+        runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss)
+        optimizer = torch.optim.AdamW(runner.parameters(), lr=0.01)
+        for step in range(steps):
+            runner.step(*batch_of(model, 4, step))
+            optimizer.step()
+            optimizer.zero_grad()
+        state = runner.state_dict()
+        digests.append(hashlib.sha256(b"".join(state[name].numpy().tobytes() for name in sorted(state))).hexdigest())
+    return digests
+
+
+def leaks(rank: int, steps: int) -> dict[str, Any]:
+    """The least bytes that live after one of the first ten steps and of the last ten, with parameters and gradients left
+    out. (Now and then one row lives a little longer than its step.)"""
+    model = mlp(0)
+    runner = Pipeline(model.build, random_schedule(a_problem((0, 1, 1, 0), 4), 3), loss=model.loss)
+    batch = batch_of(model, 4)
+    runner.step(*batch)
+    meter, seen = LiveBytes(), []
+    meter.ignore([*runner.module.parameters(), *(p.grad for p in runner.parameters() if p.grad is not None)])
+    with meter:
+        for _ in range(steps):
+            runner.step(*batch).wait()
+            seen.append(meter.now)
+    return {"bytes": [min(seen[:10]), min(seen[-10:])], "live": sum(len(stage.live) for stage in runner.stages.values())}
+
+
+def owned(rank: int, _: None) -> dict[str, Any]:
+    """A model on the meta device: what this rank holds of it, its state dict, and what it says of a wrong one."""
+    with torch.device("meta"):
+        whole = nn.Sequential(OrderedDict((f"part{i}", nn.Linear(4, 4)) for i in range(4)))
+    runner = Pipeline(whole, random_schedule(a_problem((0, 1), 2, layers=4)), loss=nn.functional.mse_loss)
+    state = runner.state_dict()
+    runner.load_state_dict({name: torch.ones_like(value) for name, value in state.items()} | {"other": torch.ones(1)})
+    refused = refusal(lambda: runner.step(torch.ones(3, 4), torch.ones(3, 4)))
+    return {
+        "names": [name for name, _ in runner.named_parameters()],
+        "meta": sum(p.is_meta for p in whole.parameters()),
+        "sums": {name: float(value.detach().sum()) for name, value in runner.state_dict().items()},
+        "refused": refused,
+        "ones": runner.step(torch.ones(2, 4), torch.ones(2, 4)).timeline.makespan,
+    }
+
+
+def memories(rank: int, _: None) -> list[dict[str, Any]]:
+    """A small GPT by several schedules, its memory profiled layer by layer; a metered step each."""
+    model = gpt("small", 0, GptSizes(width=96, blocks=8, heads=4, batch=2, length=64))
+    sizes = held(model, stages_of(model, range(len(model.layers))))
+    rows = tuple(Layer(f"layer{i}", 10, 10, 10, 20, parameter_bytes=0, **size.costs()) for i, size in enumerate(sizes))
+    profile = Profile("measured", "small", rows, Link(1.0, 1000.0), 4.0, None, {}, {})
+    result = []
+    for spot, name in (((0, 1), "1f1b"), ((0, 1), "zb-h1"), ((0, 1), ""), ((0, 1, 0, 1), ""), ((0, 1, 1, 0), "")):
+        counts = split_layers(len(rows), len(spot))
+        problem = profile.problem(2, 4, spot, layers=counts, fused=name == "1f1b")
+        schedule = preset(name, problem) if name else random_schedule(problem, 2)
+        runner = Pipeline(model.build, schedule, loss=model.loss)
+        memory = metered(runner, *batch_of(model, 4))
+        result.append({"peak": memory.peak, "predicted": memory.predicted_peak, "last": memory.held[-1]})
+    return result
+
+
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
     """What each job gave on each of two ranks."""
     jobs = {"example": 12, "twice": 3, "leaks": 100, "owned": None, "memories": None}
-    return jobs_on(2, "tests.support.exec_jobs", jobs)
+    return jobs_on(2, __name__, jobs)
 
 
 def test_the_example_trains_as_in_one_process(two: dict[str, list[Any]]) -> None:

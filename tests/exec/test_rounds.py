@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from zbsolve import BadInput
+from zbsolve import BadInput, Problem, pipeline
 from zbsolve.cli.app import main
 from zbsolve.exec import PostValidated
 from zbsolve.exec.base.program import Message, Program
@@ -21,14 +22,38 @@ from zbsolve.exec.reports import RunNumbers
 from zbsolve.exec.run.launch import run_local
 from zbsolve.exec.step_view import StepView
 from zbsolve.long_steps import files
-from zbsolve.long_steps.check import CheckedRounds
+from zbsolve.long_steps.check import CheckedRounds, earliest_starts
+from zbsolve.long_steps.repeated import RepeatedSchedule, find_round
 from zbsolve.schedule.trace import Trace
+from zbsolve.systems.table import lane_order, long_systems_of
 
-from ..support.exec_jobs import toy
 from ..support.exec_ranks import on_ranks, torchrun
-from ..support.exec_tools import refusal
-from ..support.repeated_steps import one_microbatch, repeated
+from ..support.exec_tools import refusal, toy
 from ..support.trials import Trial, too_far
+
+CHUNKS = {"single": 1, "loop": 2, "vee": 2}
+
+
+def one_microbatch(placement: str, ranks: int, fused: bool = False) -> Problem:
+    stages = ranks * CHUNKS[placement]
+    backward = {"BW": [400] * stages} if fused else {"B": [200] * stages, "W": [180] * stages}
+    held = {"held_until_B": 4096, "held_until_W": 2048}
+    return pipeline([200] * stages, **backward, placement=placement, microbatches=1, comm=10, layers=[1] * stages, **held)
+
+
+@cache
+def repeated(placement: str, ranks: int, rounds: int = 3, fused: bool = False) -> RepeatedSchedule:
+    """The step with `rounds` more rounds than the fewest microbatches of a named schedule that show its rounds."""
+    one = one_microbatch(placement, ranks, fused)
+    for system in long_systems_of(one):
+        for every in (one.ranks,) if system.grouped else (1, ranks - 1, ranks):
+            for few in (every * n for n in range(4, 16 * ranks)):
+                order = lane_order(one, few, system)
+                round = find_round(one, order, earliest_starts(one, few, order), every)
+                if round is not None:
+                    return RepeatedSchedule(one, few + rounds * every, few, order, round)
+    raise AssertionError(f"{placement} on {ranks} ranks: no named schedule shows rounds")
+
 
 STEPS = [("single", 2, False), ("single", 4, False), ("single", 3, True), ("loop", 4, False), ("vee", 3, False)]
 

@@ -76,6 +76,7 @@ def test_dropout_is_the_same_on_every_rank() -> None:
     assert worst_difference(random_schedule(a_problem((0, 1, 0, 1), 2)), model) < 1e-5
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.slow
 def test_a_run_on_two_ranks() -> None:
     problem = a_problem((0, 1, 1, 0), microbatches=4)

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from profiler.dataflow import flow
 from profiler.roofline import estimate
 from zbsolve import BadInput, Problem, Profile, Step, pipeline, solve
+from zbsolve.build import with_exchange, with_sharding
 from zbsolve.cli import main
 from zbsolve.exec.handlers import Part
 from zbsolve.exec.one_device import DeviceCopies, OneDevice
 from zbsolve.exec.sides import SideInputs
+from zbsolve.exec.transport.format import Format
+from zbsolve.exec.transport.mailbox import Mailbox
 from zbsolve.interchange.exports import export
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model
@@ -28,12 +37,11 @@ from zbsolve.models.sides import Carried, called
 from zbsolve.partition.layer import Given
 from zbsolve.util.errors import RunFailed
 
-from ..support.exec_jobs_sides import MICROBATCHES, doubled, step_of
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import random_schedule, run_here, worst_difference
+from ..support.side_steps import MICROBATCHES, doubled, step_of, trial_of
 from ..support.trials import too_far
 
-JOB = "tests.support.exec_jobs_sides:"
 # Bytes of a microbatch: the decoder's hidden states, the encoder's, these with a gate, ids.
 HIDDEN, ENCODER, MEMORY, WORDS = 2 * 4 * 16 * 8, 2 * 6 * 16 * 8, 2 * (6 + 1) * 16 * 8, 2 * 4 * 8
 SKIPS = [2 * 16 * length * 8 for length in (16, 8, 4)]
@@ -153,6 +161,63 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
 }
 
 
+def ran(rank: int, cases: list[dict[str, Any]]) -> list[Any]:
+    """Of each case: how far a step is from the unsplit model, and an evaluation; and bytes that this rank has sent for one
+    microbatch: "source→destination F" or "B" → how many in each message, sorted."""
+    found = []
+    for case in cases:
+        model = doubled(case["model"])
+        problem = step_of(model, case["placement"], case["counts"], case["fused"], recompute=case.get("recompute", ()))
+        trial, sent = trial_of(model, problem, order=case["seed"]), Counter[tuple[str, int]]()
+        layers = model.build if case["builder"] else nn.Sequential(*model.build())
+        pipe = trial.pipeline(layers=layers, split=case.get("split", "layers"))
+        send = Mailbox.send
+
+        def counted(box: Any, message: Any, value: Any, sent: Any = sent, send: Any = send) -> None:
+            if message.part == 1:
+                way = f"{message.source}→{message.destination} {'B' if message.gradient else 'F'}"
+                sent[way, Format.of(value).nbytes] += 1
+            send(box, message, value)
+
+        with mock.patch.object(Mailbox, "send", counted):
+            row = trial.ran(pipe)
+        ways = sorted({way for way, _ in sent})
+        bytes_of = {way: sorted(size for (one, size), n in sent.items() if one == way for _ in range(n)) for way in ways}
+        found.append([row | {"evaluated": trial.evaluated(pipe, [trial.batch(0, 0)])}, bytes_of])
+    return found
+
+
+def beside(rank: int, _: None) -> dict[str, Any]:
+    """Two pipelines of two ranks, in each way that they can be beside each other, against the whole batch."""
+
+    def shard(stage: nn.Module, mesh: Any) -> None:
+        for layer in stage.children():
+            fully_shard(layer, mesh=mesh["dp"])
+
+    def spread(stage: nn.Module, mesh: Any) -> None:
+        for layer in stage.children():
+            if hasattr(layer, "mlp"):
+                parallelize_module(layer, mesh["tp"], {"mlp": ColwiseParallel(output_layouts=Replicate())})
+
+    ways: dict[str, tuple[tuple[str, str], Any, Any]] = {
+        "data": (("pp", "dp"), None, None),
+        "data, passes C": (("pp", "dp"), None, partial(with_exchange, time=2, replicas=True)),
+        "shards": (("pp", "dp"), shard, None),
+        "shards, passes AG and RS": (("pp", "dp"), shard, partial(with_sharding, gather=5, reduce=7, gathers=2)),
+        "tensors": (("tp", "pp"), spread, None),
+    }
+    found = {}
+    for number, (way, (names, parallelize, put_in)) in enumerate(ways.items()):
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+        for placement, counts, fused in (((0, 1), (5, 5), False), ((0, 1, 1, 0), (3, 2, 3, 2), True)):
+            model = doubled("encoder_decoder")
+            problem = step_of(model, placement, counts, fused)
+            options = {"mesh": mesh, "parallelize": parallelize, "seed": 5}
+            trial = trial_of(model, put_in(problem) if put_in else problem, order=number, options=options)
+            found[f"{way}, {placement}"] = trial.ran(trial.pipeline())
+    return found
+
+
 def test_bytes_of_the_page() -> None:
     """docs/side-inputs.md: kB that go forward in one microbatch of the U-Net, with side inputs and passed along."""
     names = ("a U-Net in a row", "the same, passed along", "a U-Net in a V", "the V, passed along")
@@ -163,9 +228,9 @@ def test_bytes_of_the_page() -> None:
 @pytest.mark.slow
 def test_gradients_and_bytes_on_the_wire() -> None:
     cases = [{**case, "seed": n, "builder": n % 2 == 0} for n, (case, _) in enumerate(CASES.values())]
-    for case in cases[1::3]:
+    for case in cases[1:5:3]:  # a graph takes a second on each rank
         case["split"] = "graph"
-    ranks = on_ranks(3, f"{JOB}ran", cases)
+    ranks = on_ranks(3, f"{__name__}:ran", cases)
     for number, (name, (_, right)) in enumerate(CASES.items()):
         sent: dict[str, list[int]] = {}
         for rank in ranks:
@@ -179,7 +244,7 @@ def test_gradients_and_bytes_on_the_wire() -> None:
 @pytest.mark.slow
 def test_gradients_beside_other_pipelines() -> None:
     """Replicas, FSDP2 and tensor ranks, with passes that sum, gather and reduce and without."""
-    ranks = on_ranks(4, f"{JOB}beside", None)
+    ranks = on_ranks(4, f"{__name__}:beside", None)
     assert [len(rows) for rows in ranks] == [10] * 4
     assert too_far(ranks, 1e-12) == {}
 
@@ -220,17 +285,16 @@ def test_a_pass_has_all_its_inputs_when_the_last_has_come(monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
-    "words", [["--ranks", "3", "--fused"], ["--ranks", "2", "--placement", "vee", "--recompute", "all"]]
+    ("split", "words"), [("graph", "--ranks 3 --fused"), ("layers", "--ranks 2 --placement vee --recompute all")]
 )
-def test_from_the_command_line(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line(split: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A profile, a schedule and a checked run; bytes that ranks hold are those that were predicted."""
     spec, paths = "tests.support.side_models:encoder_decoder", [str(tmp_path / name) for name in ("p", "s", "t")]
     assert main(["profile", spec, "--estimate", "h100", "-o", paths[0]]) == 0
-    assert main(["solve", paths[0], *words, "--microbatches", "4", "--effort", "0.1", "-o", paths[1]]) == 0
+    assert main(["solve", paths[0], *words.split(), "--microbatches", "4", "--effort", "0.1", "-o", paths[1]]) == 0
     how = ["--steps", "2", "--warmup", "0", "--check", "-o", paths[2]]
-    for split in ("graph", "layers"):
-        assert main(["run", paths[1], "--model", spec, "--local", "--split", split, *how]) == 0
-        assert "check: right" in capsys.readouterr().out
+    assert main(["run", paths[1], "--model", spec, "--local", "--split", split, *how]) == 0
+    assert "check: right" in capsys.readouterr().out
     trace = json.loads(Path(paths[2]).read_text())
     assert trace["peaks"][0] == pytest.approx(trace["facts"]["predicted_peaks"], rel=0.1)
 

@@ -13,12 +13,14 @@ from profiler.roofline import estimate
 from zbsolve import BadInput, Step, pipeline, solve
 from zbsolve.build.untrained import untrained_stages
 from zbsolve.cli import main
+from zbsolve.exec import Pipeline
 from zbsolve.exec.base.part import Data
 from zbsolve.exec.check import reference
 from zbsolve.exec.lowering import lower
 from zbsolve.problem import Problem
 
 from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import random_schedule, refusal
 
 SPEC = "tests.support.adapter_models:tower"
 
@@ -77,8 +79,20 @@ def test_nothing_that_trains_is_refused() -> None:
         reference([layer], data, nn.functional.mse_loss)
 
 
+def unfrozen_front(rank: int, _: None) -> list[str]:
+    """A frozen layer before a trained one, on a rank each. What steps say: as it is, with both trained, as before."""
+    layers = [nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)]
+    problem = pipeline([10, 10], BW=[0, 20], microbatches=2, layers=[1, 1], untrained=1)
+    runner = Pipeline(layers, random_schedule(problem), loss=nn.functional.mse_loss)
+    said = []
+    for trained in (False, True, False):
+        layers[0].requires_grad_(trained)
+        said.append(refusal(lambda: runner.step(torch.ones(2, 4), torch.ones(2, 4))))
+    return said
+
+
 def test_a_front_that_is_trained_later_is_refused() -> None:
-    front, behind = on_ranks(2, "tests.support.exec_jobs:unfrozen_front")
+    front, behind = on_ranks(2, f"{__name__}:unfrozen_front")
     assert front[0] == front[2] == behind[0] == behind[2] == ""
     assert "layer 0.weight: is trained, but the schedule has no backward of its stage" in front[1]
     assert "not run, because ranks of the first stage refuse" in behind[1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +16,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from zbsolve import BadInput, Schedule, pipeline, preset
+from zbsolve import BadInput, Problem, Schedule, ZbsolveError, pipeline, preset, updates
+from zbsolve.build import (
+    Host,
+    Vocabulary,
+    with_exchange,
+    with_links,
+    with_offload,
+    with_sharding,
+    with_slices,
+    with_vocabulary,
+)
 from zbsolve.exec import Pipeline
 from zbsolve.exec.awaits import begins_and_ends, turns
 from zbsolve.exec.base.program import Message, Program
@@ -29,10 +41,86 @@ from zbsolve.exec.waits import check_ends, circle, graph_of
 from zbsolve.problem.placement import mirror
 from zbsolve.schedule.handover import Handover
 from zbsolve.systems import problem_for
+from zbsolve.systems.table import SYSTEMS
 
 from ..support.exec_tools import random_schedule
 from ..support.slice_problems import paper_order
-from ..support.waiting import KINDS, random_problem, systems
+
+PLACEMENTS: tuple[tuple[int, ...], ...] = (
+    *((0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 0, 1), (0, 1, 1, 0)),
+    *((0, 1, 2, 2, 1, 0), (0, 1, 2, 0, 1, 2), (0, 2, 1, 3, 0, 1), (1, 0, 0, 2, 1), (0, 0, 1)),
+)
+
+
+def systems(ranks: tuple[int, ...], times: tuple[tuple[int, int, int], ...]) -> Iterator[tuple[str, Schedule]]:
+    """Every system of the table by name, on so many ranks, with one to three times as many microbatches, where it allows
+    them; messages take time or none."""
+    for system, p, factor, each, comm in product(SYSTEMS, ranks, (1, 2, 3), times, (0, 2)):
+        more = {"exchange": 1} if system.placement == "mirror" and comm else {}
+        try:
+            yield system.name, preset(system.name, problem_for(system.name, p, factor * p, *each, comm=comm, **more))
+        except ZbsolveError:  # it does not allow these numbers
+            continue
+
+
+def step(rng: random.Random, low: int = 1, **more: Any) -> Problem:
+    """A random step on two to four ranks, of `low` µs a pass at least."""
+    placement = more.pop("placement", None) or rng.choice(PLACEMENTS)
+    stages = len(placement) if isinstance(placement[0], int) else len(placement[0])
+
+    def some(least: int) -> list[int]:
+        return [rng.randint(least, rng.choice((1, 3, 20))) for _ in range(stages)]
+
+    backward = {"BW": some(low)} if more.pop("fused", rng.random() < 0.5) else {"B": some(low), "W": some(0)}
+    m = more.pop("microbatches", None) or rng.randint(1, 5)
+    return pipeline(some(low), placement=placement, microbatches=m, comm=rng.choice((0, 0, 3, 20)), **backward, **more)
+
+
+def sharded_vocabulary(rng: random.Random) -> Problem:
+    """One or two barriers, with the embedding or without."""
+    one = step(rng)
+
+    def some(low: int, high: int) -> list[int]:
+        return [rng.randint(low, high) for _ in range(one.ranks)]
+
+    more = {"lookup": rng.choice([None, 1]), "barriers": rng.choice([1, 2]), "statistics": some(0, 2)}
+    return with_vocabulary(one, Vocabulary(some(1, 9), some(0, 9), broadcast=some(0, 4), reduce=some(0, 9), **more))
+
+
+def two_directions(rng: random.Random, **more: Any) -> Problem:
+    """Microbatches go down the ranks and up."""
+    return step(rng, placement=mirror(rng.choice((2, 4))), microbatches=2 * rng.randint(1, 3), **more)
+
+
+def offloaded(rng: random.Random) -> Problem:
+    """Copies on streams of each rank, or over a bus that ranks share."""
+    host = Host(shared_bus=1) if rng.random() < 0.3 else Host()
+    return with_offload(step(rng, fused=True, held_until_W=2), rng.randint(1, 9), rng.randint(1, 9), host=host)
+
+
+KINDS: dict[str, Callable[[random.Random], Problem]] = {
+    "plain": step,
+    "passes without time": lambda rng: step(rng, low=0),
+    "recompute": lambda rng: step(rng, recompute="all"),
+    "updates": lambda rng: updates(step(rng, microbatches=4), 1, every=2, delay=rng.choice((1, 2))),
+    "all-to-all": lambda rng: step(rng, AF=rng.randint(0, 9), AB=rng.randint(0, 9)),
+    "links": lambda rng: with_links(step(rng), rng.choice(("rank", "pair")), rng.randint(0, 9)),
+    "offload": offloaded,
+    "sharding": lambda rng: with_sharding(
+        step(rng), gather=rng.randint(0, 9), reduce=rng.randint(0, 9), parameter_bytes=3, gradient_bytes=2, gathers=1
+    ),
+    "sums over replicas": lambda rng: with_exchange(step(rng), rng.randint(0, 9), replicas=True),
+    "two directions": two_directions,
+    "sums over ranks": lambda rng: two_directions(rng, exchange=rng.randint(0, 9)),
+    "vocabulary": sharded_vocabulary,
+    "slices": lambda rng: with_slices(step(rng, placement=rng.choice(PLACEMENTS[:6]), microbatches=6), rng.choice((2, 3))),
+}
+
+
+def random_problem(kind: str, seed: int) -> Problem:
+    """One of these kinds of steps."""
+    return KINDS[kind](random.Random(f"{kind} {seed}"))
+
 
 SEEDS = 80  # of each kind: with the orders of papers some 1,000 schedules
 
@@ -211,7 +299,7 @@ def test_a_circle_is_one_and_there_is_one_where_networkx_finds_one() -> None:
 # --- The executor's own calls are those of the graph ---
 
 
-class Host(Mailbox):
+class RankHost(Mailbox):
     """One rank's host, which writes down what it calls in a step: the executor's own interpreter, mailbox and rows of a
     device, on a device that does nothing. A message stands for its row."""
 
@@ -283,7 +371,7 @@ def test_hosts_call_what_the_graph_says_and_in_that_order(kind: str, monkeypatch
         texts = graph_of(programs).texts
         for program in programs:
             head = f"rank {program.rank}'s host "
-            assert Host(program).run() == [text.removeprefix(head) for text in texts if text.startswith(head)], seed
+            assert RankHost(program).run() == [text.removeprefix(head) for text in texts if text.startswith(head)], seed
 
 
 def test_a_step_that_may_hang_is_refused_on_gpus_alone() -> None:

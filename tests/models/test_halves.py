@@ -21,8 +21,8 @@ from zbsolve.models.model import Model
 from zbsolve.models.sides import called, names_of
 from zbsolve.partition.layer import Given
 
-from ..support.exec_jobs_sides import step_of
 from ..support.exec_tools import random_schedule, worst_difference
+from ..support.side_steps import step_of
 
 pytestmark = pytest.mark.slow
 

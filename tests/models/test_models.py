@@ -32,8 +32,8 @@ from zbsolve.models.presets import PRESETS
 from zbsolve.models.published_models import PUBLISHED
 from zbsolve.systems import preset
 
-from ..support.exec_jobs_sides import MICROBATCHES, step_of
 from ..support.exec_tools import random_schedule
+from ..support.side_steps import MICROBATCHES, step_of
 
 pytestmark = pytest.mark.slow
 

@@ -365,6 +365,19 @@ def test_what_is_copied_is_held_while_its_passes_and_copies_run() -> None:
     assert found[0] > 1.5 * pipeline_bounds(costs, table, None)[0][0]
 
 
+def test_copies_to_the_host_wait_for_the_first_forward() -> None:
+    """6 ranks have room for one block each, and for two microbatches. The first rank's first B comes after 6 F and 5 B, in
+    110 µs. Three of its copies have ended by then: they begin after 10 µs and take 27 µs each. So it has run 5 F."""
+    layout, nothing = Layout(1, 1, 6, 1, SINGLE, 1, 8, offload=FULL_OFFLOAD), Layer("nothing", 0, 0, 0, 0, 0, 0, 0, 0)
+    host = HostLink(0.0, *[1 / 27] * 4, None, 1)
+    layers = nothing, *[Layer("block", 10, 10, 20, 30, 1, 0, 5, 0)] * 6, nothing
+    profile = Profile("given", "blocks", layers, Link(0, 1e12, blocking=True), 1.0, None, {}, {}, host=host)
+    bound = int(pipeline_bounds(costs_of_profile(profile, layout), table_of([layout]), 7)[0][0])
+    assert bound == 8 * 40 + 110 - 5 * 10
+    problem = step_of(layout, 7, (2, 1, 1, 1, 1, 2), False).problem(profile)
+    assert zbsolve.solve(problem, effort=0.05).timeline().makespan >= bound
+
+
 @pytest.mark.parametrize("case", [(2, 3, LOOP), (2, 2, VEE), (3, 2, LOOP), (2, 4, LOOP)], ids=str)
 @pytest.mark.slow
 def test_where_half_is_copied_searches_find_nothing_below_the_bound(case: tuple[int, int, int]) -> None:

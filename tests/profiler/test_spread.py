@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import io
+import os
+from contextlib import redirect_stderr
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from zbsolve import Profile
 from zbsolve.cli import main
 
 from ..support.exec_ranks import on_ranks
+from ..support.exec_tools import Resting
 
 MODEL = "tests.support.mesh_model:pipeline"
 
 
+def profiled(rank: int, words: list[str]) -> tuple[int, str]:
+    """What `zbsolve profile` returns here and says on standard error, where torchrun's environment is there."""
+    place = {"RANK": str(rank), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": str(rank)}
+    counted = mock.patch("profiler.memory.Settled", Resting)
+    with mock.patch.dict(os.environ, place), counted, redirect_stderr(io.StringIO()) as said:
+        code = main(["profile", *words])
+    return code, said.getvalue()
+
+
 def profile(ranks: int, *options: str) -> list[tuple[int, str]]:
     """What `zbsolve profile` returns and says on standard error, on ranks as torchrun starts them."""
-    return [tuple(one) for one in on_ranks(ranks, "tests.support.exec_jobs_mesh:profiled", [*options, "--seconds", "0.1"])]
+    return [tuple(one) for one in on_ranks(ranks, f"{__name__}:profiled", [*options, "--seconds", "0.1"])]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Functions run on gloo ranks, a process each: `on_ranks(4, "tests.support.exec_jobs:name", argument)`."""
+"""Functions run on gloo ranks, a process each: `on_ranks(4, "tests.exec.test_x:job", argument)`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from zbsolve.util.machine import child_environment
 
 LIMIT = 1000.0  # seconds for all that ranks do: only who hangs takes so long, also on a loaded machine
 JOBS = [f"tests.support.{path.stem}" for path in Path(__file__).parent.glob("*_jobs*.py")]
-# What ranks need, imported once for all: torch takes seconds, its optimizers and FSDP import torch._dynamo when they are
-# first used, and AOTAutograd networkx with its first graph.
+# What ranks need, and tests beside which their jobs lie, imported once for all: torch takes seconds, its optimizers and FSDP
+# import torch._dynamo when they are first used, and AOTAutograd networkx with its first graph.
 HEAVY = [
     "torch._dynamo",
     "torch.distributed.checkpoint",
@@ -34,8 +34,13 @@ HEAVY = [
     "torch.distributed.tensor.parallel",
     "functorch.compile",
     "pytest",
+    "profiler.roofline",
+    "profiler.stage_rounds",
+    "zbsolve.cli",
     "zbsolve.exec.graphs.auto",
     "zbsolve.exec.run.job",
+    "zbsolve.search.solver",
+    "tests.support.trainings",
     *JOBS,
 ]
 

@@ -99,6 +99,15 @@ def bytes_in(store: SliceStore) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
+def toy(numbers: list[int]) -> list[nn.Module]:
+    """Tiny layers, the same ones wherever they are built."""
+    made = []
+    for i in numbers:
+        torch.default_generator.manual_seed(i)
+        made.append(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    return made
+
+
 def random_schedule(problem: Problem, seed: int = 0, in_order: bool = False) -> Schedule:
     """Any topological order of the graph is a valid one, with all parts of a collective in one place. in_order: microbatches
     of a kind and stage keep theirs."""

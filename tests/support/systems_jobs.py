@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zbsolve import Schedule, pipeline, updates
+from zbsolve import Problem, Schedule, pipeline, updates
 from zbsolve.exec import Pipeline
 from zbsolve.exec.base.part import Hooks
 from zbsolve.exec.check import difference, named, reference
@@ -50,13 +50,13 @@ def batch(microbatches: int) -> tuple[list[Tensor], list[Tensor]]:
     return x, [one.roll(1, 1).tanh() for one in x]
 
 
-def schedule_of(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
+def problem_of(name: str, ranks: int, microbatches: int, **options: Any) -> Problem:
     routes = options.pop("routes", None)
     if routes is None:
         problem = problem_for(name, ranks, microbatches, 2, 2, 2, **options)
     else:
         problem = pipeline(2, BW=4, placement=routes, microbatches=microbatches, **options)
-    return preset(name, replace(problem, layers=(1,) * (int(problem.passes.stage.max()) + 1)))
+    return replace(problem, layers=(1,) * problem.stages)
 
 
 def bytes_of(stages: int) -> dict[str, list[int]]:
@@ -71,8 +71,8 @@ def run_system(rank: int, argument: dict[str, Any]) -> dict[str, Any]:
     """Two steps without clearing gradients between, of which the second counts bytes: the worst difference, and what was
     seen."""
     name, size, options = argument["name"], (argument["ranks"], argument["microbatches"]), argument.get("options", {})
-    ones = schedule_of(name, *size, held_until_W=1, **options).problem
-    schedule = schedule_of(name, *size, **bytes_of(int(ones.passes.stage.max()) + 1), **options)
+    ones = problem_of(name, *size, held_until_W=1, **options)
+    schedule = preset(name, problem_of(name, *size, **bytes_of(ones.stages), **options))
     units = Schedule(ones, schedule.order, schedule.syncs)  # the automatic schedules' orders depend on memory
     live = [0]
     hooks = Hooks(announce=lambda _: live.append(sum(len(stage.live) for stage in runner.stages.values())))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zbsolve.exec.base.values import local
 
-from .exec_jobs_torch import Watching
+from .products import Watching
 
 STEPS, LENGTH, WORDS = 3, 16, 2048
 

@@ -103,18 +103,20 @@ class Loop:
     def update(self, number: int) -> list[Any]:
         """One update; a row of what is seen. (A loss that was asked for would keep this rank waiting.)"""
         how = self.training
-        row = [self.step(number * how.each + i) for i in range(how.each)]
+        row, norm = [self.step(number * how.each + i) for i in range(how.each)], 0.0
+        if how.spoil is not nothing and self.whole is None:
+            self.pipe.wait_gradients()
         how.spoil(self.layers, number, dist.get_rank() if self.whole is None else None)
         if how.clip and self.scaler:
             self.scaler.unscale_(self.optimizer)
         row += [self.clip(how.clip)] if how.clip else []
         if how.late and self.whole is not None:
-            self.clip(how.late)
+            norm = self.clip(how.late)
         if self.scaler:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             row.append(self.scaler.get_scale())
-        elif self.optimizer is not None:
+        elif self.optimizer is not None and math.isfinite(norm):  # what is validated late skips such a step
             self.optimizer.step()
         if self.rates:
             self.rates.step()

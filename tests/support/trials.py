@@ -1,7 +1,11 @@
 """One job for whatever the executor runs: steps of any problem on ranks, held against the unsplit model in one process.
 
 `on_ranks(4, TRIED, "tests.exec.test_x:TRIALS")` gives what each rank found, a row a trial. A trial of fewer ranks than there
-are has the first of them.
+are has the first of them. Training loops are in `trainings`.
+
+Other jobs lie beside their tests. They ask what a comparison with the unsplit model does not show: how many bytes are held;
+whether bits are the same, with a barrier and without; who waits for whom; what is refused, in which words; what is left
+where ranks fail (`exec_failing`); how more or fewer ranks go on from a checkpoint; how torch's own runtime runs an order.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...problem.tables import Ints
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
-from .idle_kernels import fits_at_first_B, stages_behind, works_in_time
+from .idle_kernels import drain_of, fits_at_first_B, head_of, stages_behind, works_in_time
 from .memory_kernels import ROUNDING, in_time, spread, staying, turnaround, turns_of_all
 from .stage_kernels import at_most, turns_within
 
@@ -112,10 +112,7 @@ def room_of_rank(row: BoundRow, r: int) -> int:
 def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     """The most blocks that rank r may have on all its stages; −1 if it has no time or memory even without blocks."""
     p, m, vee = row.ranks, row.microbatches, row.vee == 1
-    head, drain = row.exchange.table_before + row.common.lookup, row.common.lookup
-    if r > 0:
-        head += row.part.embedding + (r - 1) * row.part.F + r * row.part.sent
-        drain += (r - 1) * (row.part.B + row.part.sent)
+    head, drain = head_of(row, r, r - 1), drain_of(row, r, r - 1)  # the first stage may have no block
     first, last = r == 0, r == (0 if vee else p - 1)
     edges = (1 if first else 0) + (1 if last else 0)
     sends = 2 * row.chunks - edges - (2 if vee and r == p - 1 else 0)

@@ -1,12 +1,13 @@
 """Lower bounds on a rank's idle time at both ends of a step, where its memory has room for little.
 
 *Before its first B* a rank can only run F, and S and T, which all ranks have. The first B starts when the first microbatch
-has passed all stages. Until then the rank frees no bytes of a block, except those copied to host memory. So it has run no
-more F than fit, and S and T of no more microbatches than fit on all its stages.
+has passed all stages. Until then the rank frees no bytes of a block, except those copied to host memory, one stage's
+after the other, from the end of its first F on. So it has run no more F than fit, and S and T of no more microbatches than
+fit on all its stages.
 
 *After its last F* the same holds with time reversed. The rank can only run B and W of what it keeps then, S of microbatches
 that are on all its stages, and T of those and of others whose S left bytes in memory. The last F's microbatch still has to
-come back through all stages.
+come back through all stages. What is copied back then is there before the rank's last B, which is of its first stage.
 
 *After its last B* a rank can only run W and T, of what B and S have left in memory. This B is that of the rank's first stage
 and the last microbatch, which still has to come back through all stages before it.
@@ -80,7 +81,8 @@ def has_time(row: BoundRow, x: int, r: int, blocks: int, head: int, room: int, b
     if begins <= ends:
         left = max(0.0, left - gradients_there(row, blocks, room))
         there = blocks_there(row, left)
-        idle += idle_behind(row, r, window, there, left, x - row.exchange.least - ends)
+        last_B = way_back - drain_of(row, r, before)
+        idle += idle_behind(row, r, window, there, left, x - row.exchange.least - ends, last_B)
     return idle + float(work_of(row, r, blocks)) <= float(x - row.exchange.least)
 
 
@@ -92,9 +94,21 @@ def drains_in_time(row: BoundRow, x: int, r: int, blocks: int, before: int, idle
     idle: µs that the rank is idle before its first B.
     left: bytes for what passes keep.
     """
-    drain = row.common.lookup + (before * row.part.B + (r - 1) * row.part.sent if r > 0 else 0)
     done = float(work_of(row, r, blocks)) - behind_backwards(row, r, blocks, left)
-    return idle + done <= float(x - row.exchange.last - drain)
+    return idle + done <= float(x - row.exchange.last - drain_of(row, r, before))
+
+
+@inner_kernel
+def head_of(row: BoundRow, r: int, before: int) -> int:
+    """The least µs before the first F of rank r, with so many blocks on the stages before its first one."""
+    head = row.exchange.table_before + row.common.lookup
+    return int(head + (row.part.embedding + before * row.part.F + r * row.part.sent if r > 0 else 0))
+
+
+@inner_kernel
+def drain_of(row: BoundRow, r: int, before: int) -> int:
+    """The least µs from the end of rank r's last B to that of the first stage's, with so many blocks on stages before."""
+    return int(row.common.lookup + (before * row.part.B + (r - 1) * row.part.sent if r > 0 else 0))
 
 
 @inner_kernel
@@ -194,7 +208,8 @@ def idle_before(row: BoundRow, r: int, window: Window, there: float, head: int, 
     kept, first, share = window.kept, window.first, window.share
     if kept <= 0:
         return float(head)
-    fits = min(there + copied_in(row, begins, row.copies.out), float(row.microbatches * kept))
+    fits = there + copied_in(row, begins - head - first * row.part.F, row.copies.out)
+    fits = min(fits, float(row.microbatches * kept))
     whole = microbatches(row, fits, kept)
     fits = whole * kept if kept == first else fits
     done = fits * (float(row.block.F) + share * float(row.sent)) + whole * behind_window(row, r, window)
@@ -209,14 +224,16 @@ def idle_before(row: BoundRow, r: int, window: Window, there: float, head: int, 
 
 
 @inner_kernel
-def idle_behind(row: BoundRow, r: int, window: Window, there: float, left: float, time: int) -> float:
+def idle_behind(row: BoundRow, r: int, window: Window, there: float, left: float, time: int, last_B: int) -> float:
     """A lower bound, µs, on rank r's idle time in the `time` µs behind the last F of a window's stage. What it works on then
-    is kept from F to B, from B to W or from S to T, in `left` bytes. there: as in `idle_before`."""
+    is kept from F to B, from B to W or from S to T, in `left` bytes. there: as in `idle_before`. last_B: the most µs from
+    that F to the end of the rank's last B."""
     kept, share = window.kept, window.share
     pending = float(row.kept.pending - (row.parts if row.parts > 1 else 0))
     if kept <= 0 or pending <= 0.0:
         return 0.0
-    copied, weight = copied_in(row, time, row.copies.back), float(row.block.W) / pending
+    copied = copied_in(row, min(time, last_B) - window.first * row.part.B, row.copies.back)
+    weight = float(row.block.W) / pending
     here = min(there, float(row.microbatches * kept))
     whole = microbatches(row, min(there + copied, float(row.microbatches * kept)), kept)
     late = float(row.common.T)

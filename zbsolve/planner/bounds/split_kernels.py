@@ -30,7 +30,9 @@ from .idle_kernels import (
     Window,
     before_backward,
     behind_forward,
+    drain_of,
     drains_in_time,
+    head_of,
     idle_before,
     idle_behind,
     stages_behind,
@@ -130,10 +132,7 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
     least = min(min(first, last), 1 if row.chunks > 2 else last)  # every one of its stages has so many blocks, or more
     last_B, passes_end = x - row.exchange.last, x - row.exchange.least
     done = x - max(row.exchange.least, least * row.exchange.block)  # when passes must end that an exchange waits for
-    head, drain = row.exchange.table_before + row.common.lookup, row.common.lookup  # before its first F; after its last B
-    if r > 0:
-        head += row.part.embedding + before * row.part.F + r * row.part.sent
-        drain += before * row.part.B + (r - 1) * row.part.sent
+    head, drain = head_of(row, r, before), drain_of(row, r, before)
     left = room_beside(row, blocks, room_of_rank(row, r) + (row.kept.head_moment if stages_behind(row, r) == 0 else 0))
     there = blocks_there(row, left)
     if row.chunks == 2 and row.parts == 1:
@@ -143,7 +142,7 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
     for until, passes in ((passes_end, work), (done, work - late)):
         if passes + idle_at_ends(row, x, r, split, place, room, until) > float(until):
             return False
-    if not drains_in_time(row, x, r, blocks, before, idle_at_start(row, r, split, place, there), left):
+    if not drains_in_time(row, x, r, blocks, before, idle_at_ends(row, 0, r, split, place, room, 0), left):
         return False
     behind, large = stages_behind(row, r), max(max(first, last), between - (row.chunks - 3))
     (_, further, _), each = window_of(row, r, split, place, 1), both_ways(row)
@@ -159,7 +158,7 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
 
 @inner_kernel
 def idle_at_ends(row: BoundRow, x: int, r: int, split: Split, place: Place, room: Room, until: int) -> float:
-    """A lower bound, µs, on rank r's idle time up to `until`, before its first B and after its last F together."""
+    """A lower bound, µs, on rank r's idle time before its first B, and after its last F up to `until` unless x is 0."""
     first, longest = (place.before, split.first), 0.0
     for i in range(min(row.chunks, 3)):
         window, behind, after = window_of(row, r, split, place, i)
@@ -168,20 +167,10 @@ def idle_at_ends(row: BoundRow, x: int, r: int, split: Split, place: Place, room
         longest = max(longest, idle)
         for j in range(min(row.chunks, 3)):
             window, behind, after = window_of(row, r, split, place, j)
-            ends = x - row.exchange.last - behind_forward(row, first, behind, after)
+            way_back = behind_forward(row, first, behind, after)
+            ends, last_B = x - row.exchange.last - way_back, way_back - drain_of(row, r, place.before)
             if begins <= ends:
-                longest = max(longest, idle + idle_behind(row, r, window, room.blocks, room.size, until - ends))
-    return longest
-
-
-@inner_kernel
-def idle_at_start(row: BoundRow, r: int, split: Split, place: Place, there: float) -> float:
-    """A lower bound, µs, on rank r's idle time before the first B of its stages. there: blocks of microbatches that fit."""
-    first, longest = (place.before, split.first), 0.0
-    for i in range(min(row.chunks, 3)):
-        window, behind, after = window_of(row, r, split, place, i)
-        begins = before_backward(row, first, behind, after)
-        longest = max(longest, idle_before(row, r, window, there, place.head, begins))
+                longest = max(longest, idle + idle_behind(row, r, window, room.blocks, room.size, until - ends, last_B))
     return longest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
-from .idle_kernels import fits_at_first_B, works_in_time
+from .idle_kernels import drain_of, fits_at_first_B, head_of, works_in_time
 from .memory_kernels import ANY, Room, Span, blocks_there, held_in_time, in_time, kept_for, room_beside
 
 MANY = 1 << 31  # blocks: more than any model has
@@ -49,10 +49,7 @@ def possible_single(row: BoundRow, x: int) -> bool:
 def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     """The most blocks that stage r may have, with this many before it; −1 if it may not even have none."""
     p, m, last = row.ranks, row.microbatches, r == row.ranks - 1
-    head, drain = row.exchange.table_before + row.common.lookup, row.common.lookup  # before its first F; after its last B
-    if r > 0:
-        head += row.part.embedding + row.part.F * before + r * row.part.sent
-        drain += row.part.B * before + (r - 1) * row.part.sent
+    head, drain = head_of(row, r, before), drain_of(row, r, before)  # before its first F; after its last B
     forward, backward, weight = 0, 0, 0  # what it has beside blocks
     if r == 0:
         forward, weight = row.embedding.F, row.embedding.W
