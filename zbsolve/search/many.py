@@ -20,6 +20,7 @@ from ..greedy.annealing import justified
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
 from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE
 from ..greedy.blocks.building_block import BuildingBlock, earliest_offsets, microbatches_in_flight, shorter_blocks
+from ..greedy.blocks.meshed import MeshedBlock, meshed_blocks, meshing_seconds
 from ..greedy.blocks.packing import least_packed
 from ..greedy.blocks.period_search import anneal_block
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
@@ -85,6 +86,10 @@ class ManySearch:
         few, groups = max(MULTIPLE, round(wanted)), lcm(MULTIPLE, self.one.ranks)
         return few + (self.microbatches - few) % (groups if groups <= MAX_MULTIPLE else MULTIPLE)
 
+    def worth(self, block: MeshedBlock, few: int) -> bool:
+        """Whether so many microbatches of a meshed block may be shorter than the best order, with time to show it."""
+        return self.best is None or (block.estimate * self.microbatches < self.best.value and self.time_to_show(few))
+
     def time_to_show(self, few: int) -> bool:
         """Whether the time left is enough to decode `few` microbatches; always while there is no order yet."""
         return self.best is None or self.clock.left > few * self.graph.rank.size * SECONDS_PER_SHOWN_PASS
@@ -125,6 +130,9 @@ NAMED = (6.0, 3.5)  # named schedules
 LONG_NAMED = (2.1, 4.1, 6.1)  # named schedules that are made lane by lane: their rounds may begin close to the ramps
 GROUPS = (4, 5, 6)  # those of groups: here multiples of the ranks
 BLOCK_LENGTHS = (4.0, 2.5)  # repeated blocks
+MESHED_LENGTHS = (2, 3, 5)  # meshed blocks; here multiples of the microbatches in flight
+MESHED_ROUNDS = (1, 2, 3)  # rounds of meshed blocks, as multiples of the microbatches that repeat together
+MAX_MESHED = 6  # meshed blocks that are offered
 SMALL = 2.5  # the small step that is solved
 LONGER = (2.0, 3.5, 6.0)  # how much longer than the small step its repeated steady state is
 MIN_DEPTHS = 4  # a step shorter than this has no rounds
@@ -214,6 +222,7 @@ def _steps(search: ManySearch) -> Iterator[None]:
     """The sources in turn: named schedules, repeated blocks, and a small step with its steady state repeated."""
     depth = max(microbatches_in_flight(search.graph), search.one.ranks)
     yield from _named_in_lanes(search, depth)
+    yield from _meshed(search)
     yield from _named(search, depth)
     yield from _blocks(search, depth)
     few = search.length(SMALL * depth)
@@ -266,6 +275,26 @@ def _named(search: ManySearch, depth: int) -> Iterator[None]:
         yield
     for _, name, target in sorted(made, key=lambda entry: entry[0])[:MAX_DECODED]:
         yield from _decoded(search, g, target, CUT_RULES, name)
+
+
+def _meshed(search: ManySearch) -> Iterator[None]:
+    """Offer the shortest meshed blocks, each in the fewest microbatches in which it has rounds."""
+    search.clock.spend(meshing_seconds(search.graph))
+    for block in meshed_blocks(search.graph)[:MAX_MESHED]:
+        rounds = tuple(times * block.together for times in MESHED_ROUNDS)
+        for times in MESHED_LENGTHS:
+            few = times * block.flight + 4 * block.together
+            few += (search.microbatches - few) % lcm(*rounds)
+            g = of_length(search.graph, few)
+            if few > search.microbatches or g.passes.size > MAX_LONG_NAMED or not search.worth(block, few):
+                break
+            offers, order = search.shown, serial_order(g, block.targets(few))
+            if order is None:
+                break
+            search.offer(few, g.passes[order // few, 0] // few, "meshed block", rounds)
+            yield
+            if search.shown > offers:
+                break
 
 
 def _blocks(search: ManySearch, depth: int) -> Iterator[None]:

@@ -23,6 +23,7 @@ from .building_block import (
     shift_lengths,
     shorter_blocks,
 )
+from .meshed import meshed_blocks, meshing_seconds
 from .packing import COARSE, FINE, least_packed
 from .period_search import anneal_block
 
@@ -45,6 +46,7 @@ PATTERN_PERIOD = 1.05  # the period of a new pattern, as a multiple of the lower
 # Microbatches of a sample for patterns: a multiple of those in flight at once; as a share of all, at most.
 SAMPLE_FLIGHTS, MAX_SAMPLE_SHARE = 6, 0.6
 PATTERN_GOAL = 1.005  # times the target: at this value patterns end
+MESHED = 1.02  # times the work of the busiest rank: with a plain block so short, meshed ones are not made
 MAX_ROWS = 2  # the most rows of offsets that microbatches of a pattern take in turn
 DROP_RATE = 0.3  # how often the worst schedule of the pool is dropped
 FIRST_ROUNDS, MORE_ROUNDS = 300, 1000  # of annealing a block: for the first blocks; later, doubled each time
@@ -169,6 +171,15 @@ class BlockSearch:
         if block.period < self.block.period:
             self.block = block
             yield from self.decode_block(block, RULES)
+
+    def meshed(self) -> Iterator[None]:
+        """Decode the shortest meshed block, if the memory allows no plain one that is nearly as short."""
+        if self.block.period < MESHED * rank_work(self.g).max():
+            return
+        self.clock.spend(meshing_seconds(self.g))
+        for block in meshed_blocks(self.g)[:1]:
+            if block.estimate < self.block.period:
+                yield from self.decode_all(block.targets(self.g.microbatches), RULES)
 
     def blocks(self) -> Iterator[BuildingBlock]:
         """Blocks to decode: legal ones of ever shorter period, then others of periods around the least one. Decoding repairs

@@ -19,6 +19,7 @@ from ..decoding import Decoded, decode, repeated_targets, to_schedule
 from ..side_stream import with_room_for_them, with_side_streams
 from .block_arms import FIRST_ROUNDS, RULES, BlockSearch
 from .building_block import block_peaks
+from .meshed import meshed_blocks
 
 PATTERN_SHARE, MAX_PATTERN_SECONDS = 0.1, 3.0  # of the time, for annealing one pattern; at most, since it cannot be stopped
 ARM_SHARES = (0.1, 0.45)  # of the time: when the first turn of blocks, then that of patterns ends
@@ -66,6 +67,7 @@ def try_each_annealing(problem: Problem) -> None:
         return
     search = BlockSearch(g, Clock(1.0, 100.0).part(1.0), 0, np.random.default_rng(0), tuple)
     block_peaks(g, search.block)
+    meshed_blocks(g)
     search.cost = 1.0  # so high that the time allows one trial at a time
     for _ in search.decode_block(search.block, RULES[:1]):
         pass
@@ -99,6 +101,7 @@ def _steps(search: BlockSearch) -> Iterator[None]:
     search.clock.spend(search.seconds_of(1, search.g.microbatches))
     search.cost = max(LEAST_COST, search.clock.used - at)
     yield from search.packed()
+    yield from search.meshed()
     yield from search.adopt()
     patterns = search.pattern_arm(min(MAX_PATTERN_SECONDS, PATTERN_SHARE * total))
     arms = [search.block_arm(), patterns, search.target_arm()]
