@@ -16,14 +16,12 @@ from math import lcm
 import numpy as np
 
 from ..build.mixing import with_microbatches
-from ..greedy.annealing import justified
-from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, of_length, rank_work
-from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE
-from ..greedy.blocks.building_block import BuildingBlock, earliest_offsets, microbatches_in_flight, shorter_blocks
+from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, of_length
+from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
+from ..greedy.blocks.building_block import microbatches_in_flight
 from ..greedy.blocks.meshed import MeshedBlock, meshed_blocks, meshing_seconds
 from ..greedy.blocks.packing import least_packed
-from ..greedy.blocks.period_search import anneal_block
-from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
+from ..greedy.decoding import decode, repeated_targets, serial_order
 from ..ilp.bounds.bound import AREA, Bound
 from ..ilp.bounds.many import bound_of_many, check_plain
 from ..long_steps.check import earliest_starts, peaks, value_of
@@ -129,7 +127,7 @@ class ManySearch:
 NAMED = (6.0, 3.5)  # named schedules
 LONG_NAMED = (2.1, 4.1, 6.1)  # named schedules that are made lane by lane: their rounds may begin close to the ramps
 GROUPS = (4, 5, 6)  # those of groups: here multiples of the ranks
-BLOCK_LENGTHS = (4.0, 2.5)  # repeated blocks
+BLOCK_LENGTHS = (4.0, 2.5)  # packed blocks
 MESHED_LENGTHS = (2, 3, 5)  # meshed blocks; here multiples of the microbatches in flight
 MESHED_ROUNDS = (1, 2, 3)  # rounds of meshed blocks, as multiples of the microbatches that repeat together
 MAX_MESHED = 6  # meshed blocks that are offered
@@ -144,9 +142,7 @@ MAX_SHOWN = 16_000_000  # passes of an order that is decoded, at 100 bytes each
 MAX_LONG_NAMED = MAX_PASSES  # passes of a named order that is made lane by lane, at 40 bytes each
 SECONDS_PER_NAMED_PASS = 2e-6  # effort that is counted for making and simulating a named schedule
 BOUND_SHARE = 0.15  # of the time: for a higher bound
-BLOCK_SHARE, SOLVE_SHARE = 0.25, 0.45  # of the time left: for blocks; for the small step
-BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # first rounds of annealing a block; lanes of steps whose blocks are annealed
-JUSTIFIED = RULES[2]  # the rule under which most justified orders have rounds
+SOLVE_SHARE = 0.45  # of the time left: for the small step
 
 
 def worth_repeating(problem: Problem, microbatches: int, passes: int | None = None) -> bool:
@@ -219,12 +215,12 @@ def _higher(problem: Problem, microbatches: int, bound: Bound, clock: Clock) -> 
 
 
 def _steps(search: ManySearch) -> Iterator[None]:
-    """The sources in turn: named schedules, repeated blocks, and a small step with its steady state repeated."""
+    """The sources in turn: named schedules, blocks that repeat, and a small step with its steady state repeated."""
     depth = max(microbatches_in_flight(search.graph), search.one.ranks)
     yield from _named_in_lanes(search, depth)
     yield from _meshed(search)
     yield from _named(search, depth)
-    yield from _blocks(search, depth)
+    yield from _packed(search, depth)
     few = search.length(SMALL * depth)
     if few * search.graph.rank.size <= MAX_SOLVED:
         yield from _from_small(search, few, depth)
@@ -274,7 +270,7 @@ def _named(search: ManySearch, depth: int) -> Iterator[None]:
         made.append((value_of(search.one, start), name, start[lanes]))
         yield
     for _, name, target in sorted(made, key=lambda entry: entry[0])[:MAX_DECODED]:
-        yield from _decoded(search, g, target, CUT_RULES, name)
+        yield from _decoded(search, g, target, name)
 
 
 def _meshed(search: ManySearch) -> Iterator[None]:
@@ -297,41 +293,13 @@ def _meshed(search: ManySearch) -> Iterator[None]:
                 break
 
 
-def _blocks(search: ManySearch, depth: int) -> Iterator[None]:
-    """Offer repeated blocks: a packed one, one with every pass as early as possible, and annealed ones of ever shorter
-    period. Of the last kind some exceed the memory or overlap; decoding repairs them."""
+def _packed(search: ManySearch, depth: int) -> Iterator[None]:
+    """Offer the shortest packed block, repeated, and the orders that are decoded from it."""
     lengths = [search.length(times * depth) for times in BLOCK_LENGTHS]
     few = next((length for length in lengths if length * search.graph.rank.size <= MAX_SHOWN), None)
-    if few is None or few > search.microbatches or not search.time_to_show(few):
-        return
-    g, share = search.graph, search.clock.part(BLOCK_SHARE)
-    work = int(rank_work(g).max())
-    best, rounds = least_packed(g), BLOCK_ROUNDS
-    yield from _repeated(search, best, few)
-    yield from _repeated(search, BuildingBlock(earliest_offsets(g), work), few)
-    while g.rank.size <= MAX_BLOCK_LANES and not share.over:
-
-        def near(start: Ints, period: int, rounds: int = rounds) -> tuple[BuildingBlock, bool]:
-            search.clock.spend(rounds * g.rank.size * SECONDS_PER_PLACED_LANE)
-            return anneal_block(g, start, period, rounds, search.seed)
-
-        building_blocks = list(shorter_blocks(g, best, near, lambda: not share.over))
-        if building_blocks:
-            best = building_blocks[-1]
-            yield from _repeated(search, best, few)
-        for period in dict.fromkeys((work, (work + best.period) // 2)):
-            if period < best.period and not share.over:
-                yield from _repeated(search, near(best.offset, period)[0], few)
-        if best.period <= work:
-            return
-        rounds *= 4
-
-
-def _repeated(search: ManySearch, block: BuildingBlock, few: int) -> Iterator[None]:
-    """Offer a block, repeated for `few` microbatches and decoded."""
-    g = of_length(search.graph, few)
-    targets = repeated_targets(g, block.offset, block.period)
-    yield from _decoded(search, g, targets, RULES, "building block", justify=True)
+    if few is not None and few <= search.microbatches and search.time_to_show(few):
+        g = of_length(search.graph, few)
+        yield from _decoded(search, g, repeated_targets(g, *least_packed(search.graph)), "packed block")
 
 
 def _from_small(search: ManySearch, few: int, depth: int) -> Iterator[None]:
@@ -356,29 +324,22 @@ def _from_small(search: ManySearch, few: int, depth: int) -> Iterator[None]:
             return
         least = search.bound.value / search.microbatches * longer.microbatches
         for target in targets_cut_by_time(start, longer.microbatches, least, flight):
-            yield from _decoded(search, longer, target, CUT_RULES, "a small step's steady state")
+            yield from _decoded(search, longer, target, "a small step's steady state")
 
 
-def _decoded(
-    search: ManySearch, g: MicrobatchGraph, target: Ints, rules: tuple[DecodeRule, ...], solver: str, justify: bool = False
-) -> Iterator[None]:
-    """Offer the order of the target starts, the order that each decoding rule makes of them, and if `justify` is set its
-    justified form. target: µs, shape (lanes, microbatches)."""
+def _decoded(search: ManySearch, g: MicrobatchGraph, target: Ints, solver: str) -> Iterator[None]:
+    """Offer the order of the target starts, and those that decoding makes of them. target: µs, shape (lanes,
+    microbatches)."""
     lanes = g.passes[:, 0] // g.microbatches  # rows of the step of one microbatch
     order = serial_order(g, target)
     if order is None:
         return
     search.offer(g.microbatches, lanes[order // g.microbatches], solver)
     yield
-    for rule in rules:
+    for rule in CUT_RULES:
         decoded = decode(g, target, rule) if search.time_to_show(g.microbatches) else None
         search.clock.spend(target.size * SECONDS_PER_DECODED_PASS)
         if decoded is None:
             return
         search.offer(g.microbatches, lanes[decoded.order // g.microbatches], solver)
         yield
-        decoded = justified(g, decoded.start, JUSTIFIED) if justify and search.time_to_show(2 * g.microbatches) else None
-        if decoded is not None:
-            search.clock.spend(2 * target.size * SECONDS_PER_DECODED_PASS)
-            search.offer(g.microbatches, lanes[decoded.order // g.microbatches], solver)
-            yield
