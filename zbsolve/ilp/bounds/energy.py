@@ -36,8 +36,6 @@ from .path_walks import NO_PATH
 # --- Of a rank's device ---
 
 
-MAX_REACHED, MAX_WEIGHTS = 4_000, 8  # most units of capacity, and most different sizes, for which sums are enumerated
-
 _known: WeakKeyDictionary[Problem, ByMicrobatch] = WeakKeyDictionary()
 
 
@@ -76,7 +74,7 @@ def least_lifespans(problem: Problem, rows: Ints) -> Ints:
 
 class Energy(NamedTuple):
     """The need of edges for a pool, in any window. size: bytes, and span: µs, shape (n,) each; unit: bytes that divide all
-    sizes; most: the units of the capacity that sums of sizes can reach.
+    sizes; most: the whole units of the capacity.
 
     In units that may be coarser, so that sums in floats are exact: energy: of all edges, unit·µs; held: by each; room: of
     the pool.
@@ -95,7 +93,7 @@ class Energy(NamedTuple):
 def energy_of(size: Ints, span: Ints, capacity: int) -> Energy:
     """The need of edges that hold `size` bytes for `span` µs each, for a pool of `capacity` bytes."""
     least = reduce(gcd, np.unique(size).tolist())
-    most = _reachable(size, capacity) // least
+    most = capacity // least
     unit, room = least, most
     # Sums in floats are exact up to 2**53. Beyond, units are coarser, rounded so that the bound can only fall.
     while float(size.sum()) / unit * float(span.max()) > 1 << 52:
@@ -133,20 +131,6 @@ def energy_machine(need: Energy, head: Ints, tail: Ints) -> int:
         most = max(1, -(-need.capacity // unit))
     scaled = int(one_machine(head * most, size // unit * span, tail * most))
     return int(-(-scaled // most))
-
-
-def _reachable(size: Ints, capacity: int) -> int:
-    """The most bytes ≤ capacity that a sum of edges' bytes can reach."""
-    weights = np.unique(size[size > 0])
-    unit: int = reduce(gcd, weights.tolist())
-    if capacity // unit > MAX_REACHED or len(weights) > MAX_WEIGHTS:
-        return capacity // unit * unit
-    reach = np.zeros(capacity // unit + 1, bool)
-    reach[0] = True
-    for weight in (weights // unit).tolist():
-        for at in range(weight, len(reach)):
-            reach[at] |= reach[at - weight]
-    return int(np.flatnonzero(reach).max()) * unit
 
 
 # --- Of pools ---
