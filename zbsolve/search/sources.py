@@ -18,7 +18,7 @@ from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..greedy.blocks.block_search import block_schedules
 from ..greedy.blocks.building_block import plain_block
-from ..greedy.blocks.period_search import annealing_seconds, paced_schedules
+from ..greedy.blocks.period_search import paced_schedules
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
 from ..greedy.lists.list_scheduler import Policy, deepest_first
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
@@ -47,7 +47,6 @@ PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
 POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
 BLOCKS_SHARE = 0.1  # of the time: building blocks before paced ones, for each share of the memory
-PACED_ROUNDS_SHARE, MAX_PACED_ROUNDS = 0.3, 2000  # of the time: annealing paced blocks; moves for each period at most
 # Above MANY_PASSES named orders come before policies, and for a part of the time their starts are decoded by these rules.
 MANY_PASSES, TIMES_SHARE = 4_000, 0.25
 TIMES_RULES = (DecodeRule(2, 0, 2), DecodeRule(2, 8, 1), DecodeRule(1, 8, 2))
@@ -196,11 +195,9 @@ def _paced(search: Search) -> Arm:
     state, problem, clock = search.state, search.problem, search.clock
     if _near(state) or (state.lean is not None and search.careful):
         return
-    lanes = len(problem.passes) // max(1, problem.microbatches)
-    rounds = min(MAX_PACED_ROUNDS, int(PACED_ROUNDS_SHARE * clock.left / annealing_seconds(lanes)))
-    clock.spend(rounds * annealing_seconds(lanes) + lanes * SECONDS_PER_PACED_LANE)
+    clock.spend(len(problem.passes) // max(1, problem.microbatches) * SECONDS_PER_PACED_LANE)
     share = clock.part(PACED_SHARE)
-    schedules = paced_schedules(problem, lambda: inf if state.lean is None else state.lean_value, rounds)
+    schedules = paced_schedules(problem, lambda: inf if state.lean is None else state.lean_value)
     for tries, schedule in enumerate(schedules, 1):
         clock.spend(len(problem.passes) * SECONDS_PER_PACED_PASS)
         state.offer(schedule, PACED_SOLVER)

@@ -69,6 +69,7 @@ def try_each_annealing(problem: Problem) -> None:
     search = BlockSearch(g, Clock(1.0, 100.0).part(1.0), 0, np.random.default_rng(0), tuple)
     block_peaks(g, search.block)
     meshed_blocks(g)
+    search.settled(*search.block, 1)
     search.cost = 1.0  # so high that the time allows one trial at a time
     for _ in search.decode_block(search.block, RULES[:1]):
         pass

@@ -48,8 +48,7 @@ class BlockPools(NamedTuple):
     edges: those that hold memory, by pool. least: the least time that each of them is held, µs. room: bytes of each pool.
     pool_first, pools: the pools in which each lane takes or frees, in compressed rows.
 
-    One value a lane: fetch, whether it is a fetch (see the module); late and early, whether the pools hold less if it comes
-    later or earlier.
+    fetch: whether each lane is a fetch (see the module).
     """
 
     edges: MemoryEdges
@@ -58,8 +57,6 @@ class BlockPools(NamedTuple):
     pool_first: Ints
     pools: Ints
     fetch: Bools
-    late: Bools
-    early: Bools
 
 
 def pools_of(problem: Problem, g: MicrobatchGraph) -> BlockPools:
@@ -78,7 +75,7 @@ def pools_of(problem: Problem, g: MicrobatchGraph) -> BlockPools:
     fetch = ~problem.computing[g.passes[:, 0]] & (gain > 0) & (np.diff(g.out_first) > 0)
     least = longest_ways(g, begin)[edges.after, number]
     pool_first, pools = compressed_rows(touched[0], lanes, touched[1])
-    return BlockPools(edges, least, room, pool_first, pools, fetch, gain >= 0, gain <= 0)
+    return BlockPools(edges, least, room, pool_first, pools, fetch)
 
 
 def least_period(g: MicrobatchGraph, pools: BlockPools) -> int:

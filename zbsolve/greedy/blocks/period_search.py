@@ -1,8 +1,7 @@
-"""Building blocks on all streams that fit into every pool, with periods as short as possible.
+"""Periods of building blocks: annealing over target offsets, and blocks on all streams that fit into every pool.
 
-A block whose lanes all start as early as possible holds fetched and forward bytes for longer than needed. *Settling* moves
-lanes within their slack to free phases of their stream, in the direction that shortens lifetimes (Huff, 1993, section 5).
-Annealing over target offsets judges blocks with or without settling."""
+`anneal_block` moves target offsets until the block of a period fits the memory of ranks. With side streams,
+`memory_packing.memory_fit` makes blocks of periods as short as possible; others keep a pace and may exceed the memory."""
 
 from __future__ import annotations
 
@@ -19,42 +18,20 @@ from ...util.kernels import kernel
 from ..arrays.microbatch import MicrobatchGraph, microbatch_graph, rank_work
 from ..side_stream import in_time_order, with_side_streams, without_side_streams
 from .building_block import BuildingBlock, MemoryEdges, first_fit, held_peaks, memory_edges, shift_lengths, shift_targets
-from .memory_packing import BlockPools, free_near, least_period, memory_fit, pools_of
+from .memory_packing import BlockPools, least_period, memory_fit, pools_of
 from .packing import packed_fit
 
-SWEEPS = 2  # of settling
 HEAT = 0.05  # the temperature of annealing at first, in rooms of pools
 USED = 0.02  # the weight of a pool's mean use, relative to excess over its room
 
 
-class Settling(NamedTuple):
-    """The options of an annealing. shifts: of offsets, µs. period: µs. rounds: the number of moves. settles: whether blocks
-    are settled before they are judged."""
+class Moves(NamedTuple):
+    """The options of an annealing. shifts: of offsets, µs. period: µs. rounds: the number of moves."""
 
     shifts: Ints
     period: int
     rounds: int
     seed: int
-    settles: bool
-
-
-@kernel
-def settle(g: MicrobatchGraph, pools: BlockPools, period: int, offset: Ints) -> None:
-    """Settle `offset`, µs, shape (lanes,), in place. Lanes that did not overlap before do not overlap after."""
-    last, all_lanes = (offset + g.duration).max(), np.ones(len(offset), np.bool_)
-    for _ in range(SWEEPS):
-        for lane in range(len(offset) - 1, -1, -1):
-            if pools.late[lane]:
-                at = last - g.duration[lane]
-                for e in range(g.out_first[lane], g.out_first[lane + 1]):
-                    at = min(at, offset[g.out_lane[e]] - g.out_lag[e] - g.duration[lane])
-                offset[lane] = free_near(g, all_lanes, lane, max(at, offset[lane]), offset[lane], period, offset)
-        for lane in range(len(offset)):
-            if pools.early[lane]:
-                at = 0
-                for e in range(g.in_first[lane], g.in_first[lane + 1]):
-                    at = max(at, offset[g.in_lane[e]] + g.duration[g.in_lane[e]] + g.in_lag[e])
-                offset[lane] = free_near(g, all_lanes, lane, min(at, offset[lane]), offset[lane], period, offset)
 
 
 @kernel
@@ -74,11 +51,12 @@ def excess_and_use(g: MicrobatchGraph, edges: MemoryEdges, room: Ints, period: i
 
 
 @kernel
-def _anneal(g: MicrobatchGraph, pools: BlockPools, settling: Settling, offset: Ints) -> float:
+def _anneal(g: MicrobatchGraph, edges: MemoryEdges, moves: Moves, offset: Ints) -> float:
     """Annealing over target offsets. offset: the start, µs, shape (lanes,); it becomes the best block found. Returns by how
-    much that exceeds its pools, in rooms, plus the number of lanes that overlap others. It ends at 0.0, a legal block."""
-    np.random.seed(settling.seed)
-    edges, room, shifts, period, rounds = pools.edges, pools.room, settling.shifts, settling.period, settling.rounds
+    much that exceeds its ranks' memory, as shares of it, plus the number of lanes that overlap others. It ends at 0.0, a
+    legal block."""
+    np.random.seed(moves.seed)
+    room, shifts, period, rounds = g.capacity, moves.shifts, moves.period, moves.rounds
     target, placed, now, ranks = offset.copy(), offset.copy(), offset.copy(), len(g.capacity)
     cost = best = least = np.inf
     for turn in range(-1, rounds):
@@ -87,8 +65,6 @@ def _anneal(g: MicrobatchGraph, pools: BlockPools, settling: Settling, offset: I
             shift_targets(target, shifts, ranks)
         misfits = first_fit(g, target, period, placed)
         target[:] = placed
-        if settling.settles:
-            settle(g, pools, period, placed)
         excess, used = excess_and_use(g, edges, room, period, placed)
         excess += misfits
         new, warm = excess + USED * used / len(room), HEAT * (1.0 - turn / max(1, rounds))
@@ -106,9 +82,8 @@ def _anneal(g: MicrobatchGraph, pools: BlockPools, settling: Settling, offset: I
 def anneal_block(g: MicrobatchGraph, start: Ints, period: int, rounds: int, seed: int = 0) -> tuple[BuildingBlock, bool]:
     """The best block of this period that `rounds` moves of annealing find from the offsets `start`, and whether it is legal.
     Only the memory of ranks counts."""
-    offset, nothing, nowhere = start.copy(), np.zeros(0, np.int64), np.zeros(0, bool)
-    pools = BlockPools(memory_edges(g), nothing, g.capacity, nothing, nothing, nowhere, nowhere, nowhere)
-    excess = _anneal(g, pools, Settling(shift_lengths(g), period, rounds, seed, False), offset)
+    offset = start.copy()
+    excess = _anneal(g, memory_edges(g), Moves(shift_lengths(g), period, rounds, seed), offset)
     return BuildingBlock(offset - offset.min(), period), bool(excess == 0)
 
 
@@ -118,63 +93,36 @@ PERIODS = (*NEAR, 1.35, 1.45, 1.6, 1.8, 2.0, 2.3, 2.6, 3.0, 3.5, 4.2, 5.0)
 # The share of a block's length that counts in estimates of a step, since ramps are shorter than the block. (In 60 steps with
 # copies, the block with the least estimate gave a schedule that was 0.05 % longer in the mean than the best of five.)
 LENGTH_SHARE = 0.3
-SECONDS_PER_ROUND_LANE = 3e-7  # of an annealing
-TRIED_PERIODS = 5  # periods that the bisection tries
-
-Make = Callable[[int], Ints | None]
 
 
-def blocks_in_memory(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list[BuildingBlock]:
-    """Blocks that fit, sorted by the estimated length of the whole step. g: see `paced_graph`. rounds: moves of annealing
-    for each period that is tried; 0: no annealing."""
-    least, most = least_period(g, pools), len(PERIODS)
-    blocks: list[BuildingBlock] = []
-    for make in ways(g, pools, rounds):
-        low, high = -1, most
-        while high - low > 1:
-            middle = (low + high) // 2
-            period = int(least * PERIODS[middle])
-            offset = make(period)
-            if offset is None:
-                low = middle
-            else:
-                high = middle
-                blocks.append(BuildingBlock(offset - offset.min(), period))
-        most = min(most, high)
+def blocks_in_memory(g: MicrobatchGraph, pools: BlockPools) -> list[BuildingBlock]:
+    """Blocks that fit, of the periods that a bisection tries, sorted by the estimated length of the whole step. g: see
+    `paced_graph`."""
+    least, blocks = least_period(g, pools), list[BuildingBlock]()
+    low, high = -1, len(PERIODS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        block = _fitted(g, pools, int(least * PERIODS[middle]))
+        if block is None:
+            low = middle
+        else:
+            high = middle
+            blocks.append(block)
     return sorted(blocks, key=lambda block: block.period * (g.microbatches - 1) + LENGTH_SHARE * block_length(g, block))
 
 
-def ways(g: MicrobatchGraph, pools: BlockPools, rounds: int) -> list[Make]:
-    """Ways to make offsets of a period, µs, shape (lanes,), or None if they do not fit: by `memory_fit`; packed, then
-    settled; and that with annealing."""
-
-    def fitted(period: int) -> Ints | None:
-        for order in _orders(g):
-            offset = np.zeros(len(g.duration), np.int64)
-            if memory_fit(g, pools, order, period, offset):
-                return offset
-        return None
-
-    def settled(period: int, moves: int = 0) -> Ints | None:
+def _fitted(g: MicrobatchGraph, pools: BlockPools, period: int) -> BuildingBlock | None:
+    """The block of a period, µs, that `memory_fit` makes of the first order for which it finds one."""
+    for order in _orders(g):
         offset = np.zeros(len(g.duration), np.int64)
-        packed_fit(g, offset.copy(), period, offset)
-        excess = _anneal(g, pools, Settling(shift_lengths(g), period, moves, 0, True), offset)
-        return offset if excess == 0 else None
-
-    def annealed(period: int) -> Ints | None:
-        return settled(period, rounds)
-
-    return [fitted, settled, *([annealed] if rounds else [])]
+        if memory_fit(g, pools, order, period, offset):
+            return BuildingBlock(offset - offset.min(), period)
+    return None
 
 
 def block_length(g: MicrobatchGraph, block: BuildingBlock) -> int:
     """The length of a block from its first start to its last end, µs."""
     return int((block.offset + g.duration).max())
-
-
-def annealing_seconds(lanes: int) -> float:
-    """The effort of each round of `blocks_in_memory`."""
-    return TRIED_PERIODS * lanes * SECONDS_PER_ROUND_LANE
 
 
 def _orders(g: MicrobatchGraph) -> tuple[Ints, Ints]:
@@ -222,15 +170,14 @@ def paced_blocks(g: MicrobatchGraph, paces: tuple[float, ...]) -> list[BuildingB
     return sorted(blocks, key=lambda block: block.period * (g.microbatches - 1) + block_length(g, block))
 
 
-def paced_schedules(problem: Problem, best: Callable[[], float], rounds: int = 0) -> Iterator[Schedule]:
+def paced_schedules(problem: Problem, best: Callable[[], float]) -> Iterator[Schedule]:
     """Schedules of blocks on all streams: first of blocks that fit, the shortest first; then of packed blocks with longer
     and longer periods, until one beats the best schedule, and of its group. The latter may exceed the capacity; blocks that
-    exceed it by far are left out. best: returns the best value so far, µs. rounds: of annealing for each period. There are
-    none if no block can be made."""
+    exceed it by far are left out. best: returns the best value so far, µs. There are none if no block can be made."""
     g = paced_graph(problem)
     if g is None:
         return
-    for block in blocks_in_memory(g, pools_of(problem, g), rounds)[:BEST]:
+    for block in blocks_in_memory(g, pools_of(problem, g))[:BEST]:
         if block.period * (g.microbatches - 1) < best():
             yield in_time_order(problem, _timeline(problem, g, block))
     for paces in PACES:
@@ -247,13 +194,12 @@ def paced_schedules(problem: Problem, best: Callable[[], float], rounds: int = 0
             return
 
 
-def try_each_way(problem: Problem) -> None:
-    """Make one block in each way, to compile the kernels: `paced_schedules` needs some only on hard problems."""
+def try_paced(problem: Problem) -> None:
+    """Make blocks in both ways, to compile the kernels: `paced_schedules` needs some only on hard problems."""
     g = paced_graph(problem)
     assert g is not None
-    pools = pools_of(problem, g)
-    for make in ways(g, pools, 1):
-        make(least_period(g, pools))
+    blocks_in_memory(g, pools_of(problem, g))
+    paced_blocks(g, PACES[0][:1])
 
 
 def _timeline(problem: Problem, g: MicrobatchGraph, block: BuildingBlock) -> Timeline:
