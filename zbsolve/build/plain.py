@@ -66,7 +66,7 @@ LinkTimes = Table | Mapping[tuple[int, int], float]
 
 
 class Held(NamedTuple):
-    """Bytes, shape (stages, microbatches) each: taken by F and freed by B; taken by F and freed by W; by B, and by W."""
+    """Bytes, shape (stages, microbatches) each. until_b, until_w: F takes them, and B or W frees them. from_b: B to W."""
 
     until_b: Ints
     until_w: Ints
