@@ -273,7 +273,7 @@ def test_the_tutors_numbers():
 
 
 def test_a_preset_refuses_what_it_is_not_defined_for():
-    with pytest.raises(BadInput, match="known: .*gpipe"):
+    with pytest.raises(BadInput, match=r"known: .*gpipe"):
         preset("zb-h3", uniform("single", 2, 2))
     for name in LOOPED:
         for placement in ("single", "vee"):  # with one stage a rank they would be 1F1B or ZB-H1 under another name

@@ -50,6 +50,7 @@ def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) ->
     place[own] = len(passes) + np.arange(len(own))
     before, after = edges.before, edges.after
     output = (place[before] >= 0) & (passes.kind[before] == passes.kind[after])  # to the F or B of another stage
+    # From the last stage's F to its backward, which waits for AF, too.
     turn = np.flatnonzero(is_f[before] & backs[after] & (passes.stage[before] == stages - 1))
     turn = turn[place[before[turn]] >= 0]
     # No other stage takes the results of the last stage's AF and the first stage's AB.
@@ -190,6 +191,7 @@ def _held(tables: Mapping[str, Table], shape: tuple[int, int], untrained: int) -
 
 
 def _routes(F: Table, placement: Placement) -> Routes:
+    """The rank of each stage, for each route; F tells how many stages a named placement has. Raises BadInput."""
     count = len(F) if isinstance(F, Sequence | np.ndarray) else None
     if count == 0:
         raise BadInput("F: no stages")
@@ -256,10 +258,8 @@ def _plain(
     up, which are lags, or ends of passes where they block."""
     none, (kind, back, *_) = [0 * message for message in messages], tuple(times)
     lags, sent = (none, messages) if blocking else (messages, none)
-    down, up = (
-        np.pad(sent[0], ((0, 1), (0, 0))),
-        np.pad(sent[1], ((1, 0), (0, 0))),
-    )  # F to the next stage, B to the one before
+    down = np.pad(sent[0], ((0, 1), (0, 0)))  # F to the next stage
+    up = np.pad(sent[1], ((1, 0), (0, 0)))  # B to the one before
     times = times | {kind: times[kind] + down, back: times[back] + up}
     stages, m = times[kind].shape
     rank = np.tile(np.array(routes).T[:, np.arange(m) % len(routes)].ravel(), len(times))
