@@ -135,8 +135,9 @@ def pipeline(
     Raises BadInput for values that make no sense, and Infeasible where one microbatch alone does not fit a rank.
     """
     routes = _routes(F, placement)
-    sizes = {"held_until_B": held_until_B, "held_until_W": held_until_W, "held_from_B": held_from_B, "held_input": held_input}
-    given = sizes | {kind: time for kind, time in (("F", F), ("B", B), ("W", W), ("BW", BW), ("X", X)) if time is not None}
+    given = {kind: time for kind, time in (("F", F), ("B", B), ("W", W), ("BW", BW), ("X", X)) if time is not None}
+    given |= {"held_until_B": held_until_B, "held_until_W": held_until_W}
+    given |= {"held_from_B": held_from_B, "held_input": held_input}
     tables = {name: of_slices(table, slices, microbatches) for name, table in given.items()}
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
     stages, shape = len(routes[0]), _shape(routes, microbatches)
