@@ -257,10 +257,7 @@ def _plain(
     up, which are lags, or ends of passes where they block."""
     none, (kind, back, *_) = [0 * message for message in messages], tuple(times)
     lags, sent = (none, messages) if blocking else (messages, none)
-    down, up = (
-        np.pad(sent[0], ((0, 1), (0, 0))),
-        np.pad(sent[1], ((1, 0), (0, 0))),
-    )  # F to the next stage, B to the one before
+    down, up = np.pad(sent[0], ((0, 1), (0, 0))), np.pad(sent[1], ((1, 0), (0, 0)))  # F sends to the next stage, B back
     times = times | {kind: times[kind] + down, back: times[back] + up}
     stages, m = times[kind].shape
     rank = np.tile(np.array(routes).T[:, np.arange(m) % len(routes)].ravel(), len(times))
