@@ -136,9 +136,10 @@ def pipeline(
     Raises BadInput for values that make no sense, and Infeasible where one microbatch alone does not fit a rank.
     """
     routes = _routes(F, placement)
-    given = {"F": F, "B": B, "W": W, "BW": BW, "X": X, "held_input": held_input}
-    given |= {"held_until_B": held_until_B, "held_until_W": held_until_W, "held_from_B": held_from_B}
-    tables = {name: of_slices(table, slices, microbatches) for name, table in given.items() if table is not None}
+    given = {kind: time for kind, time in (("F", F), ("B", B), ("W", W), ("BW", BW), ("X", X)) if time is not None}
+    given |= {"held_until_B": held_until_B, "held_until_W": held_until_W}
+    given |= {"held_from_B": held_from_B, "held_input": held_input}
+    tables = {name: of_slices(table, slices, microbatches) for name, table in given.items()}
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
     stages, shape = len(routes[0]), _shape(routes, microbatches)
     if not {"B", "W", "BW"} & tables.keys():
@@ -258,8 +259,7 @@ def _plain(
     up, which are lags, or ends of passes where they block."""
     none, (kind, back, *_) = [0 * message for message in messages], tuple(times)
     lags, sent = (none, messages) if blocking else (messages, none)
-    down = np.pad(sent[0], ((0, 1), (0, 0)))  # F to the next stage
-    up = np.pad(sent[1], ((1, 0), (0, 0)))  # B to the one before
+    down, up = np.pad(sent[0], ((0, 1), (0, 0))), np.pad(sent[1], ((1, 0), (0, 0)))  # F sends to the next stage, B back
     times = times | {kind: times[kind] + down, back: times[back] + up}
     stages, m = times[kind].shape
     rank = np.tile(np.array(routes).T[:, np.arange(m) % len(routes)].ravel(), len(times))
