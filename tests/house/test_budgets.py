@@ -15,7 +15,7 @@ from ..support.house import ROOT
 
 LIBRARY = ("zbsolve", "profiler")
 MOST = {
-    "lines": 78_938,
+    "lines": 78_817,
     "files": 408,
     "exec lines": 18_051,
     "exec files": 89,
@@ -24,7 +24,7 @@ MOST = {
     "benchmarks": 20,
 }
 OF_A_FEATURE = {"lines": 200, "files": 3, "exec lines": 100, "exec files": 1, "options": 1}
-OF_A_SCHEDULE = {"lines": 15}
+OF_A_SCHEDULE = {"lines": 20}
 MORE_FEATURES, MORE_SCHEDULES = len(FEATURES) - 15, len(SYSTEMS) - 35  # than there were when these numbers were written
 
 
