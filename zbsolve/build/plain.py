@@ -50,6 +50,7 @@ def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) ->
     place[own] = len(passes) + np.arange(len(own))
     before, after = edges.before, edges.after
     output = (place[before] >= 0) & (passes.kind[before] == passes.kind[after])  # to the F or B of another stage
+    # From the last stage's F to its backward, which waits for AF, too.
     turn = np.flatnonzero(is_f[before] & backs[after] & (passes.stage[before] == stages - 1))
     turn = turn[place[before[turn]] >= 0]
     # No other stage takes the results of the last stage's AF and the first stage's AB.
@@ -66,7 +67,7 @@ LinkTimes = Table | Mapping[tuple[int, int], float]
 
 
 class Held(NamedTuple):
-    """Bytes, shape (stages, microbatches) each: taken by F and freed by B; taken by F and freed by W; by B, and by W."""
+    """Bytes, shape (stages, microbatches) each. until_b, until_w: F takes them, and B or W frees them. from_b: B to W."""
 
     until_b: Ints
     until_w: Ints
@@ -191,6 +192,7 @@ def _held(tables: Mapping[str, Table], shape: tuple[int, int], untrained: int) -
 
 
 def _routes(F: Table, placement: Placement) -> Routes:
+    """The rank of each stage, for each route; F tells how many stages a named placement has. Raises BadInput."""
     count = len(F) if isinstance(F, Sequence | np.ndarray) else None
     if count == 0:
         raise BadInput("F: no stages")
