@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args, get_origin, get_type_hints
 
@@ -189,7 +190,14 @@ def timed_solve(problem: Problem, **how: Any) -> tuple[Schedule, float, list[tup
     return schedule, took, found
 
 
-def solved(problem: Problem, scale: int = 1, **how: Any) -> Results:
+def solved(problem: Problem, scale: int = 1, seeds: int = 1, **how: Any) -> Results:
+    """What `solve` finds with the first seed (see `_solved`), and, with several seeds, the median and the worst value."""
+    rows = [_solved(problem, scale, seed=seed, **how) for seed in range(seeds)]
+    values = [row["value"] for row in rows]
+    return rows[0] | ({"median": median(values), "worst": max(values), "values": values} if seeds > 1 else {})
+
+
+def _solved(problem: Problem, scale: int, **how: Any) -> Results:
     """What `solve` finds, verified: value, bound, gap, who found it, the proof, seconds, and each better value or bound as
     it came. scale: the factor that made times whole numbers."""
     schedule, seconds, changes = timed_solve(problem, **how)

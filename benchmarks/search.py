@@ -10,7 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -24,14 +27,15 @@ from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.milp import solve_milp
 from zbsolve.problem.placement import parse
 from zbsolve.search.certify import work_bound
+from zbsolve.search.finder import find, quick, search_of
 from zbsolve.search.solver import compiled, ready, search
-from zbsolve.search.sources import AHEAD, FIRST, LAST, TURNS
+from zbsolve.search.sources import AHEAD, ANEW, FIRST, LAST, TURNS
 from zbsolve.search.state import State
 from zbsolve.systems import preset
 from zbsolve.util.clock import Clock
 
 from . import profiles
-from .harness import Results, kept, listed, mean_of, rows_of, solved, table
+from .harness import Results, kept, listed, mean_of, rows_of, solved, table, write
 
 CLOSE = 0.01  # a gap of that much is near enough
 HELD = {"held_until_B": 6, "held_until_W": 4}
@@ -46,7 +50,9 @@ def _counts(rows: list[Results]) -> str:
 
 
 @table()
-def plain(ranks: tuple[int, ...] = (4, 8, 16), seconds: float = 10.0, count: int = 104, only: str = "") -> Results:
+def plain(
+    ranks: tuple[int, ...] = (4, 8, 16), seconds: float = 10.0, count: int = 104, only: str = "", seeds: int = 1
+) -> Results:
     """Plain steps that nobody picked: equal stages, usual times, 3p microbatches, both objectives, on ranks and memory drawn
     by a seed, one stage a rank or a V shape. only: a part of a row's placement, room and objective."""
     compiled()
@@ -62,7 +68,7 @@ def plain(ranks: tuple[int, ...] = (4, 8, 16), seconds: float = 10.0, count: int
                 "objective": ("makespan", "span")[i // 2 % 2],
             }
             if only in f"{named['placement']:6} {named['room']:4} {named['objective']:8}":
-                yield named | solved(plain_step(**named), seconds=seconds)
+                yield named | solved(plain_step(**named), seeds=seeds, seconds=seconds)
 
     found = listed(rows())
     groups = {"all": found} | {
@@ -165,7 +171,7 @@ def _partitioned(ranks: int, chunks: int, microbatches: int, message: int, limit
 
 
 @table()
-def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path | None = None) -> Results:
+def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path | None = None, seeds: int = 1) -> Results:
     """`solve` against the best legal result that any peer's generator reached. The file of problems lists `name placement
     ranks microbatches stage_to_rank F B W comm held_until_B held_until_W capacity` (µs; a problem with half µs is doubled)
     with `best_peer` and `simple_bound` by objective. only: part of a name, placement or objective. left-by: a result; only
@@ -179,9 +185,8 @@ def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path |
             for objective in ("makespan", "span"):
                 key = row["name"], row["placement"], objective
                 if only in " ".join(key) and (left_by is None or key in open_ones):
-                    yield dict(zip(("name", "placement", "objective"), key, strict=True)) | _beside_peers(
-                        row, objective, seconds
-                    )
+                    found = _beside_peers(row, objective, seeds=seeds, seconds=seconds)
+                    yield dict(zip(("name", "placement", "objective"), key, strict=True)) | found
 
     found = listed(rows())
     ratios = [row["ratio"] for row in found if row["ratio"] is not None]
@@ -191,13 +196,13 @@ def peers(problems: Path, seconds: float = 10.0, only: str = "", left_by: Path |
     return {"seconds": seconds, "summary": summary, "rows": found}
 
 
-def _beside_peers(row: Results, objective: str, seconds: float) -> Results:
+def _beside_peers(row: Results, objective: str, **how: Any) -> Results:
     """The value over the best peer's, and the proven gap."""
     scale = 2 if any(t != int(t) for kind in "FBW" for t in row[kind]) else 1
     given = {kind: [int(t * scale) for t in row[kind]] for kind in "FBW"}
     given |= {what: [int(x) for x in row[what]] for what in ("held_until_B", "held_until_W", "capacity")}
     shape = {"placement": tuple(row["stage_to_rank"]), "microbatches": row["microbatches"], "objective": objective}
-    found = solved(pipeline(**given, comm=int(row["comm"] * scale), **shape), scale, seconds=seconds)
+    found = solved(pipeline(**given, comm=int(row["comm"] * scale), **shape), scale, **how)
     peer = row.get("best_peer", {}).get(objective)
     ratio = None if peer is None else found["value"] / peer["value"]
     return found | {"ratio": ratio, "bound_over_simple": found["bound"] / row["simple_bound"][objective]}
@@ -210,6 +215,7 @@ def scale(
     microbatches: int = 256,
     placements: tuple[str, ...] = ("single", "vee", "loop"),
     rooms: tuple[float, ...] = (0.25, 0.5, 1.0),
+    seeds: int = 1,
 ) -> Results:
     """Large uniform steps: F, B, W 300, 320, 210 µs, messages 8 µs. A room is the capacity in microbatches over the number
     of ranks (1: 1F1B's memory). The file also has the machine's load: on a busy machine, less is done in the seconds."""
@@ -221,7 +227,11 @@ def scale(
                 spot = parse(placement, ranks)
                 how = {"microbatches": microbatches, "comm": 8, "capacity": int(10 * len(spot) * room), **HELD}
                 problem = pipeline(300, 320, 210, placement=spot, **how)
-                row = {"passes": len(problem.passes), **solved(problem, seconds=seconds), "load": os.getloadavg()[0]}
+                row = {
+                    "passes": len(problem.passes),
+                    **solved(problem, seeds=seeds, seconds=seconds),
+                    "load": os.getloadavg()[0],
+                }
                 row |= {"first_seconds": row["changes"][0][0], "value_over_work": row["value"] / problem.work}
                 most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
                 yield f"{placement} {room:g}p", row | {"most_memory_mib": most}
@@ -231,7 +241,7 @@ def scale(
 
 # --- What each source brings ---
 
-NAMES = tuple(dict.fromkeys(source.name for group in (FIRST, AHEAD, TURNS, LAST) for source in group))
+NAMES = tuple(dict.fromkeys(source.name for group in (FIRST, AHEAD, TURNS, ANEW, LAST) for source in group))
 LESS = 1e-6  # of a value: no difference
 STEPS = {  # of Llama 3 8B, beside a suite's problems
     "offload single": Step(4, 12, offload="half"),
@@ -295,6 +305,96 @@ def _without(base: dict[str, list[int]], values: dict[str, list[int]]) -> Result
         "shorter": sum(one < 1 - LESS for one in ratios.values()),
         "none_found": sorted(name for name in values if min(values[name]) < 0 <= min(base[name])),
     }
+
+
+# --- Luck ---
+
+
+def _step(place: str, ranks: int, microbatches: int, room: float, spread: float = 0.0, **how: Any) -> Problem:
+    """A step whose stages' times vary by `spread`. room: times the memory of 1F1B. how: times of a rank's stages, µs, as
+    `times`; others as of `pipeline`."""
+    where, random = parse(place, ranks), Random(1)
+    times = [time * ranks / len(where) for time in how.pop("times", (1000, 1100, 900))]
+    columns = [[round(time * random.uniform(1 - spread, 1 + spread)) for _ in where] for time in times]
+    how = {"placement": where, "capacity": int(10 * len(where) * room), "comm": 10, **HELD, **how}
+    return pipeline(*columns, microbatches=microbatches, **how)
+
+
+LUCK = {  # steps of 1,000 to 6,000 passes
+    "single, half the memory": partial(_step, "single", 16, 48, 0.5),
+    "single, uneven": partial(_step, "single", 8, 48, 0.75, 0.2),
+    "single, span": partial(_step, "single", 16, 48, 1.0, times=(1000, 1000, 900), comm=50, objective="span"),
+    "V, half the memory": partial(_step, "vee", 8, 24, 0.5, times=(1000, 1200, 800)),
+    "V, uneven": partial(_step, "vee", 8, 32, 1.0, 0.2),
+    "V, uneven, half the memory": partial(_step, "vee", 16, 48, 0.5, 0.2),
+    "V, slow messages": partial(_step, "vee", 8, 32, 1.0, comm=200),
+    "loop, half the memory": partial(_step, "loop", 8, 32, 0.5),
+    "loop, uneven": partial(_step, "loop", 16, 32, 1.0, 0.2),
+    "loop4, uneven": partial(_step, "loop4", 8, 24, 0.75, 0.2),
+    "single, copies": Step(8, 32, memory="42GiB", offload="half"),
+    "loop, copies": Step(8, 32, "loop", memory="50GiB", offload="half"),
+    "single, vocabulary": Step(8, 32, memory="42GiB", vocabulary="sharded"),
+    "loop, gathers": Step(8, 32, "loop", memory="50GiB", shards=4),
+    "V, gathers": Step(8, 24, "vee", memory="30GiB", shards=4, gathers=1),
+}
+
+
+@table()
+def luck(output: Path, effort: float = 5.0, seeds: int = 5, only: str = "") -> Results:
+    """How much values depend on the seed: the finder alone, without the prover, with counted effort. Steps with copies,
+    gathers or a sharded vocabulary are of Llama 3 8B. A row has the value of each seed, the worst over the best, the highest
+    bound by closed forms, and for each seed what found the value and with how much effort. The file is written after each
+    row; rows that it has for the same effort and seeds stay. only: a part of a row's name."""
+    ready()
+    profile = profiles.kept("estimated-llama3-8b-h100")
+    asked = {"effort": effort, "seeds": seeds}
+    before = kept(output) if output.exists() else {}
+    rows: Results = before["rows"] if before.get("asked") == asked else {}
+    for name, how in LUCK.items():
+        if only in name and name not in rows:
+            problem = how.problem(profile) if isinstance(how, Step) else how()
+            rows |= rows_of([(name, _luck(problem, effort, seeds))])
+            write("luck", {"asked": asked, "rows": rows}, output)
+    return {"asked": asked, "rows": {name: rows[name] for name in LUCK if name in rows}}
+
+
+def _luck(problem: Problem, effort: float, seeds: int) -> Results:
+    found = [_found(problem, effort, seed) for seed in range(seeds)]
+    values, bound = [value for value, *_ in found], max(bound for _, bound, *_ in found)
+    ratios = {"median_over_best": median(values) / min(values) - 1, "worst_over_best": max(values) / min(values) - 1}
+    by = {"by": [solver for *_, solver, _ in found], "when": [when for *_, when in found]}
+    return {"passes": len(problem.passes), "values": values, "bound": bound, **ratios, **by}
+
+
+def _found(problem: Problem, effort: float, seed: int) -> tuple[int, int, str, float]:
+    """Value and bound, µs, what found the value, and by what effort."""
+    last: list[float] = [-1, 0.0]
+
+    def note(state: State) -> None:
+        if state.value > 0 and state.value != last[0]:
+            last[:] = state.value, state.clock.used
+
+    state = State(problem, Clock(1e9, effort), work_bound(problem), progress=note)
+    state.raise_closed_forms()
+    ours = search_of(state, seed)
+    for _ in chain(quick(ours), find(ours)):
+        if state.done:
+            break
+    return state.value, state.bound.value, state.solver, round(last[1], 2)
+
+
+def luck_table(results: Results, before: Results) -> list[list[str]]:
+    """The rows as pages show them: how much longer than the best value of all seeds the others are. before: rows of the same
+    steps, measured before; their values are compared with the best one of now, too."""
+    head = ["step", "passes", "bound", "best", "median", "worst", "was best", "was median", "was worst"]
+    return [head, *(_luck_row(name, row, before["rows"].get(name)) for name, row in results["rows"].items())]
+
+
+def _luck_row(name: str, row: Results, before: Results | None) -> list[str]:
+    best = min(row["values"])
+    now = [f"{which(row['values']) / best - 1:+.2%}" for which in (median, max)]
+    then = ["–"] * 3 if before is None else [f"{which(before['values']) / best - 1:+.2%}" for which in (min, median, max)]
+    return [*name.split(), f"{row['passes']:,}", f"{row['bound']:,}", f"{best:,}", *now, *then]
 
 
 # --- Exact models ---

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.emulation import slack_table, slices_run_table
 from benchmarks.harness import mean_of
 from benchmarks.offload import LAYERS, memory_table
-from benchmarks.search import BESIDE, partitions_table
+from benchmarks.search import BESIDE, luck_table, partitions_table
 from benchmarks.sharded import MODELS, vocabulary_table
 from benchmarks.slices import contexts_table, slices_table
 from benchmarks.systems import mixed_table
@@ -181,6 +181,22 @@ def test_other_generators() -> None:
     assert f"The worst is at {100 * worst['gap']:.1f} %." in said
     assert f"An hour left {100 * longer['gap']:.1f} % of a loop on 16 ranks" in said
     assert f"ten seconds leave {100 * now:.1f} % now" in said
+
+
+def test_how_much_the_seed_decides() -> None:
+    results, before = kept("luck"), kept("luck-before")
+    lines = shown("docs/benchmarks.md", "luck")
+    assert lines[1:] == luck_table(results, before)[1:]
+    rows, text = results["rows"], sentences("docs/benchmarks.md")
+    worst = {name: row["worst_over_best"] for name, row in rows.items()}
+    close, most = sum(ratio <= 0.002 for ratio in worst.values()), max(worst, key=lambda name: worst[name])
+    assert f"In {close} of {len(rows)} steps the worst of five seeds is within 0.2 % of the best" in text
+    assert f"the worst is {worst[most]:.2%} ({most})" in text
+    then = {name: row for name, row in before["rows"].items() if name in rows}
+    for which, found in (("best", min), ("median", median), ("worst", max)):
+        ratio = mean_of(found(rows[name]["values"]) / found(then[name]["values"]) for name in then) - 1
+        assert f"{which} {ratio:+.2%}" in text
+    assert f"the same {len(then)} steps" in text
 
 
 def test_split_and_order_together() -> None:

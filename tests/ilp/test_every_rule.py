@@ -25,6 +25,7 @@ from zbsolve.ilp.bounds.bound import (
     CHOICES,
     GROUP_KINDS,
     IDLE,
+    IN_A_ROW,
     OWN_WINDOWS,
     PATH,
     SEARCHED_RANKS,
@@ -36,10 +37,12 @@ from zbsolve.ilp.bounds.bound import (
 )
 from zbsolve.ilp.bounds.closed_forms import all_closed_forms
 from zbsolve.ilp.bounds.copies import with_more_room, without_copies
+from zbsolve.ilp.bounds.many import bound_of_many
 from zbsolve.ilp.cp import make_solver, ranks_refute, solve_cp, streams_bound
 from zbsolve.ilp.proof_check import recheck
 from zbsolve.ilp.ranks.end_losses import both_ends
 from zbsolve.ilp.ranks.lanes import group_bound, group_of
+from zbsolve.ilp.steady.windows import higher_in_a_row
 from zbsolve.search import finder
 from zbsolve.search.certify import certificate_of, work_bound
 from zbsolve.search.state import State
@@ -53,6 +56,7 @@ PROBLEMS = {
     "plain": pipeline([30] * 3, [40] * 3, [20] * 3, microbatches=4, comm=5, **HELD, capacity=30),
     "tight": pipeline([30] * 3, [40] * 3, [20] * 3, microbatches=4, comm=5, **HELD, capacity=10),
     "two": pipeline([30] * 3, [40] * 3, [20] * 3, microbatches=5, comm=5, **HELD, capacity=20),
+    "long": pipeline([20] * 4, [20] * 4, [18] * 4, microbatches=100, comm=1, held_until_B=4, held_until_W=2, capacity=12),
     "small": pipeline([3, 4], [5, 6], [2, 1], microbatches=3, comm=1, **HELD, capacity=20),
     "vee, span": pipeline(
         [50] * 4, [50] * 4, [45] * 4, placement="vee", microbatches=2, comm=2, objective="span", **HELD, capacity=20
@@ -75,6 +79,12 @@ def of_many(name: str, kind: str) -> Bound:
     return max(found, key=lambda one: one.value)
 
 
+def energy_of_many(name: str, text: str) -> Bound:
+    """The highest closed form with this text that one microbatch gives."""
+    forms = many._forms(PROBLEMS[name].head(1), PROBLEMS[name].microbatches)
+    return max((one for one in forms if text in one.proof), key=lambda one: one.value)
+
+
 def of_ranks(name: str, kind: str, ranks: tuple[int, ...], value: int) -> Bound:
     """What a search over these ranks proves, where it does."""
     problem = PROBLEMS[name]
@@ -87,6 +97,12 @@ def of_both_ends(name: str) -> Bound:
     assert found is not None
     found.raise_losses(3_000)
     return found.bound
+
+
+def in_a_row(name: str) -> Bound:
+    """What microbatches in a row prove."""
+    one, count = PROBLEMS[name].head(1), PROBLEMS[name].microbatches
+    return higher_in_a_row(one, count, bound_of_many(one, count), Clock(9.0, 0.5))
 
 
 def of_streams(name: str, ranks: tuple[int, ...], value: int) -> Bound:
@@ -126,7 +142,10 @@ RULES: dict[str, list[Example]] = {
         ("tight", lambda name: form(name, "is full of"), "while its memory is full of what one microbatch needs"),
     ],
     "closed_forms._of_side_streams": [("slow copies", lambda name: form(name, "d2h:1: its"), "d2h:1: its passes run one")],
-    "energy.bounds_of_pools": [("tight", lambda name: form(name, "does not fit"), "does not fit 10 bytes sooner")],
+    "energy.bounds_of_pools": [
+        ("tight", lambda name: form(name, "does not fit"), "does not fit 10 bytes sooner"),
+        ("tight", lambda name: form(name, "whole microbatches"), "do not fit 10 bytes sooner"),
+    ],
     "two_ends.idle_of_two": [
         ("plain", lambda name: form(name, "one of them is"), "the end of the step on rank 0, one of them")
     ],
@@ -134,7 +153,11 @@ RULES: dict[str, list[Example]] = {
     "any_choice._copying": [("slow copies", copying, "whatever is copied: d2h:")],
     "many._forms": [("plain", lambda name: of_many(name, WORK), "the busiest rank works")],
     "many._idle": [("plain", lambda name: of_many(name, IDLE), "whatever the number of microbatches")],
-    "many._energy": [("tight", lambda name: of_many(name, AREA), "does not fit 10 bytes sooner")],
+    "many._energy": [
+        ("tight", lambda name: energy_of_many(name, "does not fit"), "does not fit 10 bytes sooner"),
+        ("tight", lambda name: energy_of_many(name, "whole"), "do not fit 10 bytes sooner"),
+    ],
+    "windows._bound": [("long", in_a_row, "no 25 microbatches in a row come as fast")],
     "lanes.group_bound": [
         ("two", lambda name: of_ranks(name, GROUP_KINDS[False], (0,), 750), "rank 0: no order of its passes fits 749 µs"),
         ("two", lambda name: of_ranks(name, GROUP_KINDS[True], (0, 1), 750), "; left out: "),
@@ -162,8 +185,14 @@ RULES: dict[str, list[Example]] = {
     ],
 }
 # They hand on what another place made, or prove it again.
-FORWARDED = {"proof_check._recheck", "certify.proven_again", "certify.certified_as", "task_runner._shown"}
-KINDS = {PATH, WORK, IDLE, AREA, BOTH_ENDS, *SEARCHED_RANKS, STREAMS, WHOLE, CHOICES}
+FORWARDED = {
+    "proof_check._recheck",
+    "certify.proven_again",
+    "certify.certified_as",
+    "solve_many._bound_again",
+    "task_runner._shown",
+}
+KINDS = {PATH, WORK, IDLE, AREA, BOTH_ENDS, IN_A_ROW, *SEARCHED_RANKS, STREAMS, WHOLE, CHOICES}
 EXAMPLES = [(place, i) for place, examples in RULES.items() for i in range(len(examples))]
 
 
@@ -215,7 +244,7 @@ def test_it_is_proven_again_and_one_that_is_too_high_is_not(
     assert recheck(problem, wrong, 0.5).value <= value
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if name != "long"])  # that one's optimum is not known
 def test_no_example_is_above_the_optimum(name: str) -> None:
     """By two oracles that know nothing of bounds or of each other: dynamic programming, and CP-SAT on the whole, which for
     the span gives a schedule alone."""

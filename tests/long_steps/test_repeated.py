@@ -21,7 +21,9 @@ from zbsolve.build.mixing import with_microbatches
 from zbsolve.cli.app import main
 from zbsolve.cli.solve_many import repeated_step
 from zbsolve.ilp import recheck
+from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.bounds.many import bound_of_many, repeated_microbatch
+from zbsolve.ilp.proof_check import recheck_of_many
 from zbsolve.interchange.exports import Options, export, export_long
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import earliest_starts, peaks, value_of, violations
@@ -78,7 +80,8 @@ def test_with_any_number_of_rounds_it_is_the_schedule_that_it_says(name: str) ->
         lanes, at = (column.tolist() for column in short.rank_order(1))
         assert whole.order[long.streams[1]] == tuple(map(short.name_of, lanes, at))
     assert long.certificate.value == value_of_whole(long)
-    assert bound_of_many(long.one, long.microbatches).value == long.certificate.bound
+    stated = Bound(long.certificate.bound, "", long.certificate.relaxation, long.certificate.ranks)
+    assert recheck_of_many(long.one, long.microbatches, stated, 60.0).value == long.certificate.bound
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -13,18 +13,31 @@ from zbsolve.planner import CLUSTERS, Layout, shape_by_name
 from zbsolve.planner.candidate import unsolved
 from zbsolve.planner.layout import LOOP, SHARDED
 from zbsolve.planner.searches import EFFORT_PER_PASS
-from zbsolve.search import finder
+from zbsolve.search import finder, sources
 from zbsolve.search.certify import work_bound
 from zbsolve.search.finder import _in_turns, find, search_of
 from zbsolve.search.solver import search
-from zbsolve.search.sources import AHEAD, FIRST, LAST, MANY_PASSES, PACED, POOR, TURNS, Source, arms_of
+from zbsolve.search.sources import (
+    AHEAD,
+    ANEW,
+    ANEW_SOLVER,
+    FIRST,
+    LAST,
+    MANY_PASSES,
+    PACED,
+    POOR,
+    TURNS,
+    Source,
+    anew_seconds,
+    arms_of,
+)
 from zbsolve.search.state import BLOCK_SOLVER, State
 from zbsolve.util.clock import Clock
 from zbsolve.verifier import verify
 
 from ..support.problems import uniform
 
-NAMES = list(dict.fromkeys(source.name for table in (FIRST, AHEAD, TURNS, LAST) for source in table))
+NAMES = list(dict.fromkeys(source.name for table in (FIRST, AHEAD, TURNS, ANEW, LAST) for source in table))
 
 
 def state_of(effort: float, without: str = "") -> State:
@@ -54,7 +67,7 @@ def test_a_source_that_is_left_out_is_not_asked(name: str, monkeypatch: pytest.M
     def noted(source: Source) -> Source:
         return replace(source, arms=lambda search: asked.add(source.name) or source.arms(search))  # type: ignore[func-returns-value]
 
-    for table, rows in {"FIRST": FIRST, "AHEAD": AHEAD, "TURNS": TURNS, "LAST": LAST}.items():
+    for table, rows in {"FIRST": FIRST, "AHEAD": AHEAD, "TURNS": TURNS, "ANEW": ANEW, "LAST": LAST}.items():
         monkeypatch.setattr(finder, table, tuple(map(noted, rows)))
     ours = search_of(state_of(0.4, without=name), 0)
     for _ in chain(finder.quick(ours), find(ours)):
@@ -94,6 +107,22 @@ def test_a_short_search_of_many_passes_needs_no_paced_blocks_where_blocks_are_go
     assert state.value < POOR * state.bound.value
     assert state.clock.used < 0.25 * state.clock.total
     assert not any(True for arm in PACED.arms(ours) for _ in arm)
+
+
+def test_another_seed_is_searched_where_its_time_allows_decodings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the time: it must allow two thousand decodings of 144 passes, and nobody may only ask for a value."""
+    ours = search_of(state_of(1.0), 0)
+    assert anew_seconds(ours) == 0.0  # a small step
+    monkeypatch.setattr(sources, "ANEW_PASSES", 144)
+    ours.anew = anew_seconds(ours)
+    assert (anew_seconds(search_of(state_of(0.2), 0)), ours.anew) == (0.0, 0.25)
+    (arm,) = arms_of(ANEW, ours)
+    for _ in arm:
+        pass
+    assert ours.state.solver == ANEW_SOLVER
+    assert ours.state.clock.used < 0.3
+    ours.state.enough = 1
+    assert anew_seconds(ours) == 0.0
 
 
 def test_the_whole_search_ends_where_its_clock_does() -> None:

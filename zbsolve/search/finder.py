@@ -16,7 +16,7 @@ import numpy as np
 from ..ilp.bounds.bound import ALL_ORDERS, WHOLE, Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..util.machine import POLL, run_threads
-from .sources import AHEAD, FIRST, LAST, TURNS, Arm, Search, arms_of
+from .sources import AHEAD, ANEW, FIRST, LAST, TURNS, Arm, Search, anew_seconds, arms_of
 from .state import LARGE_PASSES, State
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def milp(state: State, solver: str, seed: int) -> None:
     state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", WHOLE))
 
 
-TURNS_SHARE = 0.7  # of the time, for AHEAD and TURNS; the rest is for LAST, the tabu search
+TURNS_SHARE = 0.7  # of the time, for AHEAD, TURNS and ANEW; the rest is for LAST, the tabu search
 
 
 def search_of(state: State, seed: int, early: bool = True) -> Search:
@@ -105,19 +105,20 @@ def quick(search: Search) -> Iterator[None]:
 
 
 def find(search: Search) -> Iterator[None]:
-    """The other sources: AHEAD, TURNS and LAST. If LAST ends early, TURNS begin again with another seed."""
-    state, share = search.state, search.clock.part(TURNS_SHARE)
+    """The other sources: AHEAD, TURNS, ANEW and LAST. If LAST ends early, TURNS begin again with another seed."""
+    state, share, search.anew = search.state, search.clock.part(TURNS_SHARE), anew_seconds(search)
     if state.enough is None:
         yield from chain.from_iterable(arms_of(AHEAD, search))
-    yield from _turns(search, share.left)
+    yield from _turns(search, share.left - search.anew)
     if state.schedule is not None and state.enough is None:
+        yield from chain.from_iterable(arms_of(ANEW, search))
         yield from _in_turns(state, list(arms_of(LAST, search)))
         search.seed += 1
         yield from _turns(search, search.clock.left)
 
 
 def _search_small(state: State, seed: int) -> Iterator[None]:
-    """A search for a smaller problem: FIRST, then TURNS for all of the time."""
+    """A search for a smaller problem, or with another seed: FIRST, then TURNS for all of the time."""
     search = search_of(state, seed)
     yield from quick(search)
     yield from _turns(search, state.clock.left)

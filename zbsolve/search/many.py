@@ -24,7 +24,7 @@ from ..greedy.blocks.meshed import MeshedBlock, meshed_blocks, meshing_seconds
 from ..greedy.blocks.packing import least_packed
 from ..greedy.blocks.period_search import anneal_block
 from ..greedy.decoding import DecodeRule, decode, repeated_targets, serial_order
-from ..ilp.bounds.bound import Bound
+from ..ilp.bounds.bound import AREA, Bound
 from ..ilp.bounds.many import bound_of_many, check_plain
 from ..long_steps.check import earliest_starts, peaks, value_of
 from ..long_steps.files import MAX_PASSES
@@ -143,6 +143,7 @@ MAX_DECODED = 3  # named schedules that are decoded
 MAX_SHOWN = 16_000_000  # passes of an order that is decoded, at 100 bytes each
 MAX_LONG_NAMED = MAX_PASSES  # passes of a named order that is made lane by lane, at 40 bytes each
 SECONDS_PER_NAMED_PASS = 2e-6  # effort that is counted for making and simulating a named schedule
+BOUND_SHARE = 0.15  # of the time: for a higher bound
 BLOCK_SHARE, SOLVE_SHARE = 0.25, 0.45  # of the time left: for blocks; for the small step
 BLOCK_ROUNDS, MAX_BLOCK_LANES = 300, 1500  # first rounds of annealing a block; lanes of steps whose blocks are annealed
 JUSTIFIED = RULES[2]  # the rule under which most justified orders have rounds
@@ -187,7 +188,9 @@ def solve_many(
     if graph is None:
         raise BadInput("many microbatches: each rank of the step needs one stream")
     ready()
-    search = ManySearch(problem, microbatches, graph, bound, Clock(seconds, effort), seed, progress)
+    clock = Clock(seconds, effort)
+    bound = _higher(problem, microbatches, bound, clock)
+    search = ManySearch(problem, microbatches, graph, bound, clock, seed, progress)
     try:
         for _ in _steps(search):
             if search.done:
@@ -201,6 +204,18 @@ def solve_many(
     proven = bound.value, bound.kind, bound.ranks, bound.proof
     certificate = Certificate(problem.objective, best.value, *proven, search.solver, used, seed, problem.digest)
     return RepeatedSchedule(problem, microbatches, best.few, best.order, best.round, certificate)
+
+
+def _higher(problem: Problem, microbatches: int, bound: Bound, clock: Clock) -> Bound:
+    """The bound, higher by a search in a share of the time, if memory gives it."""
+    if bound.kind != AREA:
+        return bound
+    from ..ilp.steady.windows import higher_in_a_row  # it needs CP-SAT, which takes a second to load
+
+    part = clock.apart(BOUND_SHARE * clock.left)
+    higher = higher_in_a_row(problem, microbatches, bound, part)
+    clock.spend(part.used)
+    return higher
 
 
 def _steps(search: ManySearch) -> Iterator[None]:

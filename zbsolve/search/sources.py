@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, product, takewhile
 from math import inf
 
@@ -38,6 +38,10 @@ SECONDS_PER_SERIAL_PASS = 4e-5
 SERIAL_SHARE = 0.3  # of the time: the most that serial generation takes once there is a schedule
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time: the search for the makespan; decodings that the time must allow
 MAKESPAN_SOLVER = "makespan search"
+# Of the time: the search with another seed; decodings that this time must allow; passes at least (fewer were not measured);
+# between the two seeds.
+ANEW_SHARE, ANEW_DECODINGS, ANEW_PASSES, APART = 0.25, 2_000, 1_000, 104_729
+ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "serial generation"
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
@@ -55,17 +59,19 @@ Arm = Iterator[None]  # one run of a source: each `next` searches for a while an
 class Search:
     """One search as its sources see it.
 
-    seed: of random choices. small: searches a smaller problem, step by step. early: try starting policies among the first
-    sources. policies: those that were tried. seconds: the time of TURNS together. turns: how many arms these have. few:
-    microbatches of the small problem that `FEWER_ON` searches on; 0: none."""
+    seed: of random choices. small: searches a smaller problem, or one with another seed, step by step. early: try starting
+    policies among the first sources. policies: those that were tried. seconds: the time of TURNS together. turns: how many
+    arms these have. anew: seconds for a search with another seed. few: microbatches of the small problem that `FEWER_ON`
+    searches on; 0: none."""
 
     state: State
     seed: int
-    small: Callable[[State], Arm]
+    small: Callable[..., Arm]
     early: bool = True
     policies: list[Policy] = field(default_factory=list)
     seconds: float = 0.0
     turns: int = 0
+    anew: float = 0.0
     few: int = 0
 
     @property
@@ -283,6 +289,23 @@ def _repeated_arms(search: Search) -> list[Arm]:
 # --- The rest of the time ---
 
 
+def anew_seconds(search: Search) -> float:
+    """Seconds for another search; 0 if they are too few, for small and large steps, and where one only asks for a value."""
+    seconds, passes = ANEW_SHARE * search.clock.left, len(search.problem.passes)
+    enough = seconds > ANEW_DECODINGS * passes * SECONDS_PER_DECODED_PASS
+    return seconds if enough and ANEW_PASSES <= passes <= LARGE_PASSES and search.state.enough is None else 0.0
+
+
+def _anew(search: Search, seconds: float) -> Arm:
+    """Offer what a search with another seed finds that knows nothing of this one: what is long in one is often short in the
+    other, and parts of both can be joined."""
+    schedule: Schedule | None = None
+    for other in search.state.beside(search.problem, seconds, partial(search.small, seed=search.seed + APART)):
+        schedule = other.schedule
+        yield
+    yield from _offered(search.state, [schedule], ANEW_SOLVER)
+
+
 def _moved(state: State, seed: int) -> Arm:
     """Moves along critical paths of the best schedule and of others."""
     if (first := state.schedule) is None:
@@ -318,4 +341,5 @@ MOVES = Source("tabu search", _moves_in_turn)
 FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
 TURNS = (ANNEALED, BLOCKS, MOVES, FEWER_ON)
 
+ANEW = (Source("another seed", lambda search: [_anew(search, search.anew)] if search.anew else []),)
 LAST = (Source("tabu search", lambda search: [search.moves]),)

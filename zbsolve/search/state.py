@@ -177,11 +177,13 @@ class State:
             self.progress(self)
 
     def beside(self, problem: Problem, seconds: float, search: Callable[[State], Iterator[None]]) -> Iterator[State]:
-        """Search another problem for so many seconds of this clock, and yield its state after each step. Its clock stands
-        still between two steps, so that other sources can take turns."""
+        """Search another problem, or this one anew, for so many seconds of this clock, and yield its state after each step.
+        Its clock stands still between two steps, so that other sources can take turns."""
         clock = self.clock.apart(seconds)
-        other = State(problem, clock, Bound(0, ""), contest=self.contest, without=self.without)
-        other.raise_closed_forms()
+        bound = self.bound if problem is self.problem else Bound(0, "")
+        other = State(problem, clock, bound, contest=self.contest, without=self.without)
+        if problem is not self.problem:
+            other.raise_closed_forms()
         steps, counted = search(other), 0.0
         while not (other.done or self.done):
             ended = next(steps, other) is other

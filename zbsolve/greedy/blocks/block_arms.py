@@ -14,6 +14,7 @@ from ...util.clock import Clock, TimeShare
 from ..annealing import Annealing, Pattern, anneal_pattern, anneal_targets, justified
 from ..arrays.microbatch import MicrobatchGraph, least_value, rank_work, shortened
 from ..decoding import Decoded, DecodeRule, decode, repeated_targets
+from ..orders.crossing import joined
 from .building_block import (
     BuildingBlock,
     earliest_offsets,
@@ -51,6 +52,7 @@ MAX_ROWS = 2  # the most rows of offsets that microbatches of a pattern take in 
 DROP_RATE = 0.3  # how often the worst schedule of the pool is dropped
 FIRST_ROUNDS, MORE_ROUNDS = 300, 1000  # of annealing a block: for the first blocks; later, doubled each time
 SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE = 2e-7, 1.5e-8  # effort that is counted
+JOINS, SECONDS_PER_JOINING = 40, 0.02  # joins of the pool's schedules at a time; the effort of choosing them
 PACKING = 10  # packing a lane takes so many times as long as placing it
 
 
@@ -258,6 +260,19 @@ class BlockSearch:
                 yield
             if len(self.pool) > 1 and self.random.random() < DROP_RATE:
                 self.pool.pop()
+
+    @property
+    def joining(self) -> float:
+        """The effort of joining once."""
+        return SECONDS_PER_JOINING + self.seconds_of(JOINS, self.g.microbatches)
+
+    def joined_arm(self) -> Iterator[None]:
+        """Join parts of the pool's schedules, cut in time."""
+        while self.pool:
+            self.clock.spend(self.joining)
+            for decoded in joined(self.g, [one.start for one in self.pool], self.random, JOINS)[:POOL_SIZE]:
+                self.offer(decoded)
+            yield
 
     def count(self, rounds: int, began: float, few: int) -> None:
         """Count the effort of so many decodings of `few` microbatches since `began`, and update `cost`."""

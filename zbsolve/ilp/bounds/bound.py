@@ -16,6 +16,7 @@ WINDOW_KINDS = ("ranks in a window", "lean ranks in a window")  # the same in th
 OWN_WINDOWS = "ranks in their windows"  # all passes of some ranks, each rank within its own span
 SEARCHED_RANKS = (*GROUP_KINDS, *WINDOW_KINDS, OWN_WINDOWS)
 BOTH_ENDS = "memory at both ends"  # of one rank: the energy of memory, and two searches for what is lost at both ends
+IN_A_ROW = "microbatches in a row"  # of a long step: one rank, and all passes that others wait for, for some microbatches
 STREAMS = "ranks with streams"  # an exact solver on some ranks, with all their streams
 WHOLE = "whole problem"  # an exact solver
 CHOICES = "any choice"  # closed forms that hold for any choice of copies

@@ -23,11 +23,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ...greedy.arrays.microbatch import microbatch_graph
 from ...problem import UNLIMITED, Ints, Problem
 from ...problem.tables import Bools
 from .bound import AREA, Bound
 from .closed_form_kernels import ByMicrobatch, least_window, longest_paths_between, one_machine
 from .memory_arcs import held_beside
+from .memory_states import best_prices
 from .necessary_arcs import necessary_arcs_of
 from .path_walks import NO_PATH
 
@@ -150,6 +152,8 @@ def _reachable(size: Ints, capacity: int) -> int:
 # --- Of pools ---
 
 
+HELD = "what passes hold there, for as long as they must hold it, does not fit {room} bytes sooner"
+WHOLE_ONES = "whole microbatches and the pass that runs, for as long as memory must be held, do not fit {room} bytes sooner"
 MAX_ROWS = 1_000_000  # most rows of joined pairs of pools; beyond, only all devices of a further pool are joined
 
 
@@ -166,7 +170,8 @@ class Stays(NamedTuple):
 @dataclass(slots=True)
 class PoolStays:
     """What some pools must hold. ranks: those that the bound is about; name: of the pools in texts; room: bytes of the
-    pools.
+    pools; why: what the bound says of them. For whole microbatches stays and room count prices in place of bytes
+    (`memory_states`).
 
     known: for the last window: which stays are inside it, these stays, and their need (None where they fit at once). Most
     windows have the same stays inside.
@@ -176,6 +181,7 @@ class PoolStays:
     name: str
     room: int
     stays: Stays
+    why: str
     known: tuple[Bools, Stays, Energy | None] | None = None
 
     def within(self, inside: Bools) -> tuple[Stays, Energy | None]:
@@ -194,10 +200,30 @@ def stays_of_pools(problem: Problem) -> list[PoolStays]:
     pools = []
     for pool in (pool for pool in range(len(room)) if room[pool] < UNLIMITED):
         if pool < problem.ranks:
-            pools.append(PoolStays((pool,), f"rank {pool}", room[pool], _alone(problem, problem.edges_in(pool))))
+            pools.append(_pool_stays((pool,), f"rank {pool}", room[pool], _alone(problem, problem.edges_in(pool))))
         else:
             pools += _with_devices(problem, pool)
+    pools += _in_whole_microbatches(problem)
     return [stays for stays in pools if _exceeds(stays.stays, stays.room)]
+
+
+def _pool_stays(ranks: tuple[int, ...], name: str, room: int, stays: Stays) -> PoolStays:
+    """What pools of `room` bytes must hold."""
+    return PoolStays(ranks, name, room, stays, HELD.format(room=room))
+
+
+def _in_whole_microbatches(problem: Problem) -> list[PoolStays]:
+    """The priced stays of ranks that run all microbatches alike."""
+    g, pools = microbatch_graph(problem), list[PoolStays]()
+    if g is None or problem.capacity is None:
+        return pools
+    for rank, prices in best_prices(g):
+        first, last = (g.passes[lanes].ravel() for lanes in (prices.first, prices.last))
+        size, life = (np.repeat(column, g.microbatches) for column in (prices.price, prices.life))
+        stays = Stays(first, last, size, np.maximum(life, paths_within(problem, first, last)))
+        why = WHOLE_ONES.format(room=g.capacity[rank])
+        pools.append(PoolStays((rank,), f"rank {rank}", prices.most, stays, why))
+    return pools
 
 
 def _exceeds(stays: Stays, room: int) -> bool:
@@ -212,19 +238,19 @@ def _with_devices(problem: Problem, pool: int) -> list[PoolStays]:
     before, after = rank_of[problem.edges.before[rows]], rank_of[problem.edges.after[rows]]
     ranks = [rank for rank in np.unique(before[before == after]).tolist() if room[rank] < UNLIMITED]
     each = _alone(problem, rows)
-    pools = [PoolStays(tuple(np.unique(before).tolist()), name, int(room[pool]), each)]
+    pools = [_pool_stays(tuple(np.unique(before).tolist()), name, int(room[pool]), each)]
     own = [(before == rank) & (after == rank) for rank in ranks]
     its = [np.concatenate([problem.edges_in(rank), rows[inside]]) for rank, inside in zip(ranks, own, strict=True)]
     joined = [_joined(problem, edges) for edges in its]
     if len(ranks) * len(rows) <= MAX_ROWS:
         for rank, inside, stays in zip(ranks, own, joined, strict=True):
             whole = _together(stays, Stays(*(column[~inside] for column in each)))
-            pools.append(PoolStays((rank,), f"rank {rank} and {name}", int(room[rank] + room[pool]), whole))
+            pools.append(_pool_stays((rank,), f"rank {rank} and {name}", int(room[rank] + room[pool]), whole))
     if len(ranks) > 1:
         others = ~np.any(own, axis=0)
         whole = _together(*joined, Stays(*(column[others] for column in each)))
         names = f"ranks {', '.join(map(str, ranks))} and {name}"
-        pools.append(PoolStays(tuple(ranks), names, int(room[ranks].sum() + room[pool]), whole))
+        pools.append(_pool_stays(tuple(ranks), names, int(room[ranks].sum() + room[pool]), whole))
     return pools
 
 
@@ -244,8 +270,7 @@ def bounds_of_pools(pools: list[PoolStays], times: tuple[Ints, Ints], whose: int
         kept, called = pool.ranks, pool.name
         if whose >= 0 and kept != (whose,):
             kept, called = (whose, *(rank for rank in kept if rank != whose)), f"{called} in the window of rank {whose}"
-        proof = f"{called}: what passes hold there, for as long as they must hold it, does not fit {pool.room} bytes sooner"
-        yield Bound(value, proof, AREA, kept)
+        yield Bound(value, f"{called}: {pool.why}", AREA, kept)
 
 
 def _alone(problem: Problem, rows: Ints) -> Stays:

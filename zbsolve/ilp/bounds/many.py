@@ -22,11 +22,13 @@ from typing import Any
 import numpy as np
 
 from ...build.mixing import with_microbatches
+from ...greedy.arrays.microbatch import microbatch_graph
 from ...problem import Ints, Problem
 from ...util.errors import BadInput
 from .bound import AREA, BUSIEST, IDLE, WORK, Bound, rounded_up, value_unit
-from .energy import Stays, energy_of, least_lifespans
+from .energy import HELD, WHOLE_ONES, Stays, energy_of, least_lifespans
 from .idle_time import IdleTerms, RankWindow, idle_terms, unavoidable_idle
+from .memory_states import best_prices
 from .necessary_arcs import WHOLE_STEP, heads_and_tails
 from .two_ends import idle_of_two
 
@@ -81,15 +83,15 @@ def _forms(step: Problem, count: int) -> Iterator[Bound]:
     rows = [np.flatnonzero(p.rank == rank) for rank in range(step.ranks)]
     room = step.room.tolist()
     terms = [idle_terms(step, rows[rank], room[rank], count) for rank in range(step.ranks)]
-    stays = _stays(step) if step.capacity is not None else []
+    stays = list(_stays(step)) if step.capacity is not None else []
     windows = [WHOLE_STEP] if step.objective == "makespan" else list(dict.fromkeys([0, step.ranks - 1, int(work.argmax())]))
     for whose in windows:
         head, tail = heads_and_tails(step, whose)
         for rank in range(step.ranks) if whose < 0 else (whose,):
             yield _idle(rank, count * int(work[rank]), terms[rank], RankWindow(head[rows[rank]], tail[rows[rank]]))
-        for rank, stay in enumerate(stays):
-            if whose in (-1, rank) and len(stay.size) and room[rank] > 0:
-                yield _energy(rank, stay, room[rank], count, (head, tail, p.duration))
+        for rank, stay, most, why in stays:
+            if whose in (-1, rank) and len(stay.size) and most > 0:
+                yield _energy(stay, most, count, (head, tail, p.duration), f"rank {rank}: {why}", rank)
     yield from idle_of_two(step, count)
 
 
@@ -100,7 +102,7 @@ def _idle(rank: int, work: int, terms: IdleTerms, window: RankWindow) -> Bound:
     return Bound(work + first + last, f"{proof}, whatever the number of microbatches", IDLE, (rank,))
 
 
-def _energy(rank: int, stays: Stays, room: int, count: int, times: tuple[Ints, Ints, Ints]) -> Bound:
+def _energy(stays: Stays, room: int, count: int, times: tuple[Ints, Ints, Ints], proof: str, rank: int) -> Bound:
     """The bound by the energy of memory of all microbatches, and the energy lost while memory fills and empties.
 
     A window of T µs holds at most T · room less both losses, if filling and emptying do not overlap. times: heads, tails and
@@ -117,7 +119,6 @@ def _energy(rank: int, stays: Stays, room: int, count: int, times: tuple[Ints, I
         emptying, fallen = _lost(tail[stays.last], duration[stays.last], stays.size, most, count)
         both = -(-(energy + filling + emptying) // most)
         value = both if both > risen + fallen else value
-    proof = f"rank {rank}: what passes hold there, for as long as they must hold it, does not fit {room} bytes sooner"
     return Bound(value, proof, AREA, (rank,))
 
 
@@ -136,10 +137,21 @@ def _lost(first: Ints, each: Ints, size: Ints, most: int, count: int) -> tuple[i
     return most * full - (size * (number * (full - begin) - apart * (number * (number - 1) // 2))).sum(), full
 
 
-def _stays(problem: Problem) -> list[Stays]:
-    """The `Stays` of one microbatch in each rank's memory."""
-    e = problem.edges
+def _stays(problem: Problem) -> Iterator[tuple[int, Stays, int, str]]:
+    """The `Stays` of one microbatch in each rank's memory, and its bytes; then those of whole microbatches, in prices, and
+    the most that prices of one moment add up to. The last value says it in words."""
+    e, room = problem.edges, problem.room.tolist()
     rows = np.flatnonzero(problem.device_bytes > 0)
     spans, rank = least_lifespans(problem, rows), problem.passes.rank[e.before[rows]]
     columns = e.before[rows], e.after[rows], e.bytes[rows], spans
-    return [Stays(*(column[rank == one_rank] for column in columns)) for one_rank in range(problem.ranks)]
+    for one_rank in range(problem.ranks):
+        yield (
+            one_rank,
+            Stays(*(column[rank == one_rank] for column in columns)),
+            room[one_rank],
+            HELD.format(room=room[one_rank]),
+        )
+    if (g := microbatch_graph(problem)) is not None:
+        for one_rank, p in best_prices(g):
+            stays = Stays(g.passes[p.first, 0], g.passes[p.last, 0], p.price, p.life)
+            yield one_rank, stays, p.most, WHOLE_ONES.format(room=room[one_rank])

@@ -1,0 +1,144 @@
+"""Prices of what a rank holds and runs at one moment: no schedule exceeds them, and they give known steady states."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from zbsolve import Infeasible, NotFound, Problem, pipeline
+from zbsolve.greedy.arrays.microbatch import microbatch_graph
+from zbsolve.greedy.lists.list_scheduler import list_schedule
+from zbsolve.greedy.lists.policy_annealing import starting_policies
+from zbsolve.ilp.bounds.bound import AREA, rounded_up, value_unit
+from zbsolve.ilp.bounds.closed_forms import all_closed_forms, closed_forms_within
+from zbsolve.ilp.bounds.energy import WHOLE_ONES, _in_whole_microbatches
+from zbsolve.ilp.bounds.many import bound_of_many
+from zbsolve.ilp.bounds.memory_states import best_prices, prices_of
+from zbsolve.ilp.proof_check import recheck
+from zbsolve.schedule import Schedule
+
+from ..support.exact import optimum
+
+SAID = WHOLE_ONES.split(" {")[0]
+
+
+def tight_step(draw: random.Random, microbatches: int, most: int = 9) -> Problem | None:
+    """A random step with little memory: uneven stages, some with a fused backward, bytes of any size."""
+    ranks, placement = draw.randint(1, 4), draw.choice(("single", "vee", "loop2", "loop3"))
+    stages = ranks * {"single": 1, "vee": 2, "loop2": 2, "loop3": 3}[placement]
+    times = [[draw.randint(1, most) for _ in range(stages)] for _ in range(3)]
+    given = {"F": times[0], "BW": times[1]} if draw.random() < 0.2 else dict(zip("FBW", times, strict=True))
+    held = [[draw.randint(0, 4) for _ in range(stages)] for _ in range(3)]
+    names = dict(zip(("held_until_B", "held_until_W", "held_from_B"), held, strict=True))
+    room = [draw.randint(1, 2 + ranks) * draw.randint(3, 12) * stages // ranks for _ in range(ranks)]
+    extra = {"comm": draw.randint(0, 3), "capacity": room, "objective": draw.choice(("makespan", "span"))}
+    try:
+        return pipeline(**given, **names, **extra, placement=placement, microbatches=microbatches)
+    except Infeasible:
+        return None
+
+
+def exceeds(schedule: Schedule) -> list[str]:
+    """The moments at which prices add up to more than the most that is stated."""
+    g, line, found = microbatch_graph(schedule.problem), schedule.timeline(), []
+    assert g is not None
+    for rank in range(schedule.problem.ranks):
+        prices = prices_of(g, rank)
+        for moment in range(int(line.end.max())) if prices is not None else ():
+            start, end = line.start[g.passes[prices.first]], line.end[g.passes[prices.last]]
+            now = int((((start <= moment) & (end > moment)).sum(axis=1) * prices.price).sum())
+            found += [f"rank {rank} at {moment}: {now} > {prices.most}"] if now > prices.most else []
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_moment_of_a_schedule_exceeds_the_prices(seed: int) -> None:
+    draw, tried = random.Random(seed), 0
+    while tried < 4:
+        problem = tight_step(draw, draw.randint(2, 6))
+        for policy in draw.sample(starting_policies(problem), 3) if problem is not None else ():
+            try:
+                schedule = list_schedule(problem, policy)
+            except NotFound:
+                continue
+            tried += 1
+            assert exceeds(schedule) == []
+
+
+def test_no_optimum_is_below_the_bound() -> None:
+    draw, tried, priced = random.Random(5), 0, 0
+    while priced < 12:
+        problem = tight_step(draw, draw.randint(1, 3))
+        if problem is None or len(problem.passes) > 16 or not (said := whole_ones(problem)):
+            continue
+        least = optimum(problem)
+        if least is not None:
+            tried, priced = tried + 1, priced + any(bound > problem.work for bound in said)
+            assert max(said) <= least, problem.digest
+            assert bound_of_many(problem.head(1), problem.microbatches).value <= least
+
+
+def whole_ones(problem: Problem) -> list[int]:
+    """The bounds from whole microbatches, in all windows, µs."""
+    windows = range(problem.ranks) if problem.objective == "span" else ()
+    forms = [form for rank in windows for form in closed_forms_within(problem, rank)] or all_closed_forms(problem)
+    return [form.value for form in forms if SAID in form.proof]
+
+
+def one_microbatch(ranks: int, placement: str, capacity: int) -> Problem:
+    """F, B, W of 20, 20 and 18 µs, messages of 1 µs; 6 bytes from F on, 2 of them until W."""
+    stages = ranks * (2 if placement == "vee" else 1)
+    held = {"held_until_B": 4, "held_until_W": 2, "capacity": capacity}
+    return pipeline([20] * stages, [20] * stages, [18] * stages, placement=placement, microbatches=1, comm=1, **held)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "placement", "capacity", "rank", "time"),
+    [
+        # While W runs, three others fit between F and B: (334 + 18) / 4. Bytes times time give (6 · 334 + 2 · 18) / 24.
+        (8, "single", 24, 0, 88.0),
+        (4, "single", 12, 0, 92.0),
+        (64, "single", 192, 0, 84.5),
+        (4, "vee", 24, 3, 121.0),
+    ],
+)
+def test_known_steady_states(ranks: int, placement: str, capacity: int, rank: int, time: float) -> None:
+    one = one_microbatch(ranks, placement, capacity)
+    g = microbatch_graph(one)
+    assert g is not None
+    assert dict(best_prices(g))[rank].time == time
+    bound = bound_of_many(one, 8192)
+    assert 8192 * time <= bound.value < 8192 * time + 500
+    assert SAID in bound.proof
+
+
+def test_check_proves_it_again_and_no_more() -> None:
+    one = one_microbatch(4, "single", 12)
+    problem = pipeline([20] * 4, [20] * 4, [18] * 4, microbatches=12, comm=1, held_until_B=4, held_until_W=2, capacity=12)
+    bound = max((form for form in all_closed_forms(problem) if form.kind == AREA), key=lambda form: form.value)
+    assert SAID in bound.proof
+    assert bound_of_many(one, 12).value <= rounded_up(bound, value_unit(problem)).value
+    assert recheck(problem, bound, 5.0).value >= bound.value
+    assert recheck(problem, replace(bound, value=bound.value + 1), 5.0).value < bound.value + 1
+
+
+def test_bytes_too_many_for_the_tables_only_lower_the_bound() -> None:
+    """A capacity of millions of units is counted in coarser ones."""
+    small, large = (
+        pipeline([20] * 4, [20] * 4, [18] * 4, microbatches=12, comm=1, held_until_B=b, held_until_W=w, capacity=c)
+        for b, w, c in ((4, 2, 13), (4_000_001, 2_000_003, 13_000_007))
+    )
+    first, second = (max(whole_ones(step)) for step in (small, large))
+    assert second <= first
+    assert second > max(form.value for form in all_closed_forms(large) if form.kind == AREA and SAID not in form.proof)
+
+
+def test_there_is_none_without_a_limit_or_where_microbatches_differ() -> None:
+    free = pipeline([20] * 4, [20] * 4, [18] * 4, microbatches=4, held_until_W=2)
+    uneven = pipeline([20] * 4, [20] * 4, [18] * 4, microbatches=4, held_until_W=2, capacity=4)
+    longer = uneven.passes.duration + np.arange(len(uneven.passes)) % 3
+    assert _in_whole_microbatches(free) == []
+    assert _in_whole_microbatches(replace(uneven, passes=replace(uneven.passes, duration=longer))) == []
