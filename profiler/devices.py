@@ -37,8 +37,10 @@ class Device:
 
 def _device(row: Sheet) -> Device:
     each = {what: number or 0.0 for what, number in row.numbers.items()}
-    peaks = (each[what] for what in ("tflops", "single", "hbm", "memory", "link", "card", "pcie"))
-    return Device(row.name, *peaks, (NODE, row.numbers["host_memory"]), f"{row.sheet}; {row.device}")
+    half, single, bandwidth, memory = (each[what] for what in ("tflops", "single", "hbm", "memory"))
+    link, network, host = (each[what] for what in ("link", "card", "pcie"))
+    node, source = (NODE, row.numbers["host_memory"]), f"{row.sheet}; {row.device}"
+    return Device(row.name, half, single, bandwidth, memory, link, network, host, node, source)
 
 
 DEVICES = {row.name: _device(row) for row in sheets()}

@@ -222,8 +222,8 @@ def sheets() -> Iterator[Sheet]:
     """What the data sheets say of each device."""
     text = resources.files(__package__).joinpath("clusters.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
-        words = [row.pop(what) for what in Sheet._fields[:-1]]
-        yield Sheet(*words, {what: float(number) if number else None for what, number in row.items()})
+        words = {what: row.pop(what) for what in ("name", "sheet", "device")}
+        yield Sheet(**words, numbers={what: float(number) if number else None for what, number in row.items()})
 
 
 CLUSTERS = {row.name: _node(row.name, row.sheet, row.numbers) for row in sheets()}
