@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from ...problem.tables import Ints
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
 from .idle_kernels import drain_of, fits_at_first_B, head_of, stages_behind, works_in_time
 from .memory_kernels import ROUNDING, in_time, spread, staying, turnaround, turns_of_all
-from .stage_kernels import at_most
+from .stage_kernels import at_most, turns_within
 
 
 @inner_kernel
-def possible_chunks(row: BoundRow, x: int) -> bool:
+def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
     """Whether blocks can be spread over ranks with several stages so that a makespan of x µs is possible. Each rank is
     tested on its own, with one block on each stage before its first."""
     p, m, blocks = row.ranks, row.microbatches, row.blocks
@@ -47,7 +48,50 @@ def possible_chunks(row: BoundRow, x: int) -> bool:
         fits += (room_of_rank(row, r) - fewest * each - (row.transient if fewest > 0 else 0)) // row.kept.stays
     if row.copies.some:
         return float(m) * below <= float(fits) * float(last_B)
-    return last_B >= row.chain + spread(row, float(blocks), float(fits), p)
+    if last_B < row.chain + spread(row, float(blocks), float(fits), p):
+        return False
+    return rounds_fit(row, x, taken - blocks, scratch)
+
+
+@inner_kernel
+def rounds_fit(row: BoundRow, x: int, slack: int, cum: Ints) -> bool:
+    """Whether the ranks can have all blocks if each round (the first stage of every rank, the second, …) keeps what fits.
+
+    A microbatch on one stage also keeps the rank's earlier stages from its F to its B. The fewer microbatches fit at once,
+    the more turns are needed, and a turn is as long as the chain behind the stage. That chain is shorter with more blocks
+    before the stage. So each round takes as many blocks as it can.
+
+    slack: how many more blocks than there are the ranks could take.
+    cum: overwritten with the most blocks of each rank up to a round.
+    """
+    p, m, blocks = row.ranks, row.microbatches, row.blocks
+    cum[:p] = 0
+    total = 0
+    for turn in range(row.chunks):
+        for at in range(p):
+            back = row.vee == 1 and turn == 1
+            r = p - 1 - at if back else at
+            most = blocks_of_rank(row, x, r)
+            fewest = max(0, most - slack)
+            room = room_of_rank(row, r) - fewest * row.states - (row.transient if fewest > 0 else 0)
+            if turn < row.chunks - 1 and r == (0 if row.vee else p - 1):
+                room += row.kept.head_moment  # the head's microbatch is not there yet
+            sent = turn * p + at - (1 if back else 0)  # where a V turns, both stages are on one rank
+            behind = (
+                row.exchange.table_before
+                + row.embedding.F
+                + min(total, blocks) * (row.block.F + row.block.B)
+                + 2 * sent * row.sent
+                + 2 * row.common.lookup
+            )
+            turns = turns_within(row, x - row.exchange.last - behind, row.chain - behind)
+            if turns >= 1:
+                at_once = -(-m // turns)
+                here = min(most, room // (at_once * row.kept.stays))
+                if here > cum[r]:
+                    total += here - cum[r]
+                    cum[r] = here
+    return total >= blocks
 
 
 @inner_kernel
@@ -100,7 +144,11 @@ def blocks_of_rank(row: BoundRow, x: int, r: int) -> int:
     while not fits_at_first_B(row, most, free):
         most -= 1
     most = in_time(row, x, free, most)
-    return works_in_time(row, x, r, most, head, free, max(0, stages_behind(row, r) - 1))  # all but the last have blocks
+    most = works_in_time(row, x, r, most, head, free, max(0, stages_behind(row, r) - 1))  # all but the last have blocks
+    if vee and r == 0 and row.parts == 1 and row.kept.stays > 0 and not row.copies.some:
+        while most >= 0 and not starts_in_time(row, passes_end, most, room):
+            most -= 1
+    return most
 
 
 @inner_kernel
@@ -147,3 +195,37 @@ def exchanges_fit(row: BoundRow, x: int, blocks: int, head: int, beside: int, ta
         if ended < 0:
             return False
     return ended >= blocks
+
+
+@inner_kernel
+def starts_in_time(row: BoundRow, x: int, most: int, room: int) -> bool:
+    """Whether some split of `most` blocks between the first and the last stage of a V's first rank fits into x µs.
+
+    Until the first microbatch has come back to the last stage, the rank can only run F of its first stage, and none of the
+    bytes that these keep are freed. They must leave room for the first microbatch on the last stage.
+
+    room: bytes for blocks and their states, beside one microbatch of the head.
+    """
+    m, stages = row.microbatches, row.ranks * row.chunks
+    beside = (
+        row.embedding.F + row.embedding.W + row.head.F + row.head.B + row.head.W + 2 * row.sent + row.common.S + row.common.T
+    )
+    work = m * (beside + most * (row.block.F + row.block.B + row.block.W))
+    left = room - most * row.states - (row.transient if most > 0 else 0)
+    for first in range(most + 1):
+        last = most - first
+        free = left - last * row.kept.moment
+        if free < first * row.kept.moment:
+            continue
+        each = row.embedding.F + first * row.block.F + row.sent
+        several = m if first == 0 else min(m, free // (first * row.kept.moment))
+        comes = (
+            row.exchange.table_before
+            + row.common.lookup
+            + row.embedding.F
+            + (row.blocks - last) * row.block.F
+            + (stages - 2) * row.sent
+        )
+        if comes + work - min(several * each, comes) <= x:
+            return True
+    return False

@@ -56,7 +56,7 @@ def least_between(row: BoundRow, low: int, high: int, all_rules: bool, scratch: 
     """The least possible makespan above `low`, µs, where `high` is possible. all_rules: whether to test splits too."""
     while high - low > 1:
         middle = (low + high) // 2
-        if possible(row, middle, scratch) if all_rules else possible_ranks(row, middle):
+        if possible(row, middle, scratch) if all_rules else possible_ranks(row, middle, scratch):
             high = middle
         else:
             low = middle
@@ -72,16 +72,16 @@ def scratch_size(rows: Rows) -> int:
 @kernel
 def possible(row: BoundRow, x: int, scratch: Ints) -> bool:
     """Whether no condition forbids a makespan of x µs. scratch: `scratch_size` whole numbers that are overwritten."""
-    return possible_ranks(row, x) and (row.single == 1 or possible_split(row, x, scratch))
+    return possible_ranks(row, x, scratch) and (row.single == 1 or possible_split(row, x, scratch))
 
 
 @kernel
-def possible_ranks(row: BoundRow, x: int) -> bool:
+def possible_ranks(row: BoundRow, x: int, scratch: Ints) -> bool:
     """`possible` without the test of how each rank's blocks are split over its stages."""
     last_B = x - row.exchange.last
     if last_B < row.chain + (spread(row, float(staying(row, last_B)), fitting(row), 0) if row.parts == 1 else 0.0):
         return False
-    return possible_single(row, x) if row.single else possible_chunks(row, x)
+    return possible_single(row, x) if row.single else possible_chunks(row, x, scratch)
 
 
 @kernel
