@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -13,7 +14,8 @@ from dataclasses import replace
 import pytest
 
 from zbsolve import Schedule, __version__, solve
-from zbsolve.cli.app import COMMANDS, main
+from zbsolve.cli import app
+from zbsolve.cli.app import COMMANDS, main, parser
 from zbsolve.util.errors import interruption
 
 from ..support.problems import uniform
@@ -269,6 +271,22 @@ def test_files_beside_one_that_cannot_be_drawn_are_written(tmp_path, capsys, mon
     assert main([*step, "-o", str(tmp_path / "x.pdf"), "-o", str(out)]) == 2
     assert "PDF and PNG need matplotlib" in capsys.readouterr().err
     assert out.exists()
+
+
+def test_what_went_says_what_to_write_now(capsys):
+    for command, instead in app.ELSEWHERE.items():
+        assert main([command, "p.json"]) == 2
+        assert capsys.readouterr().err == f"zbsolve {command}: is no command: {instead}\n"
+    for commands, options, instead in app.OPTIONS:
+        for command in commands.split():
+            for option in app.removed(options):
+                assert main([command, f"{option}=1"]) == 2
+                assert capsys.readouterr().err == f"zbsolve {command}: {option} is no option: {instead}\n"
+    (known,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
+    assert not known.choices.keys() & app.ELSEWHERE.keys()
+    for commands, options, _ in app.OPTIONS:
+        gone = set(app.removed(options))
+        assert all(not known.choices[one]._option_string_actions.keys() & gone for one in commands.split())
 
 
 def test_debug_stands_anywhere(capsys):

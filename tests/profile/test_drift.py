@@ -332,6 +332,7 @@ def test_on_the_command_line(tmp_path, capsys):
         (["profile"], "name MODEL, or --from-trace TRACE"),
         (["profile", "gpt-tiny", "--from-trace", run], "gpt-tiny: no such file"),
         (["profile", "--from-trace", run, "--seconds", "-1"], "--seconds -1: from 0 up"),
+        (["profile", "--diff", old, new], "--diff is no option: write zbsolve compare old.json new.json"),
         (["compare", old, new, "-o", out], "-o: nothing is drawn of two profiles"),
         (["compare", old, run], "two profiles are compared, and nothing else with them"),
         (["compare", old, new, old], "two profiles are compared"),

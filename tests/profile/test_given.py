@@ -161,6 +161,7 @@ def test_chunks_columns_and_refusals(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["rank-factors=1,2,3"], "rank-factors 1,2,3: 2 numbers above 0 are needed"),
         (["--chunks", "3"], "F: 4 values for 6 stages"),
         (["--comm", "3", "latency=2"], "comm says how long messages take"),
+        (["--latency", "2"], "--latency is no option: write it as a word without --, such as bandwidth=50GB/s"),
         (["host-bandwidth=25GB/s", "host-memory=0"], "host: memory is 0 bytes: more than 0 is needed"),
     ):
         assert main([*numbers, *more]) == 2

@@ -205,13 +205,17 @@ def test_without_the_library_one_line_says_what_to_install(
     assert not (tmp_path / "x.png").exists()
 
 
-def test_commands_draw(tmp_path: Path) -> None:
+def test_commands_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan, picture = str(tmp_path / "s.json"), tmp_path / "x.svg"
     one_f_one_b(4, 8, capacity=15).save(plan)
     assert main(["show", plan, "-o", str(picture), "--with-memory"]) == 0
     assert "capacity 15 B" in picture.read_text(encoding="utf-8")
     assert main(["compare", plan, plan, "-o", str(picture)]) == 0
     assert picture.read_text(encoding="utf-8").count("rank 3") == 2
+    capsys.readouterr()
+    assert main(["show", plan, "--size", "8cm"]) == 2
+    line = "zbsolve show: --size is no option: pictures have one look; in Python zbsolve.show.Style changes it\n"
+    assert capsys.readouterr().err == line
 
 
 def test_lines_are_broken_between_words() -> None:

@@ -1,6 +1,7 @@
 """The command line. Each command is a module: `options` declares its options, `command` runs it. Only one is loaded.
 
-Every command reads files, calls one function and prints. Slow imports are inside functions."""
+Every command reads files, calls one function and prints. Slow imports are inside functions. For commands and options that
+were removed, or that other words name, an error says what to write."""
 
 from __future__ import annotations
 
@@ -20,6 +21,67 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..util.errors import BadInput, ZbsolveError, interruption
 from .tools import PICTURES, ends_on_sigterm, outputs_of, progress_line, under_torchrun
+
+ELSEWHERE = {
+    "frontier": "write zbsolve solve profile.json … --frontier [POINTS]",
+    "partition": "zbsolve show profile.json --ranks N shows the partitions, and solve --partition alpa takes one",
+    "robust": "write zbsolve compare schedule.json … --noise NOISE",
+    "period": "write zbsolve check schedule.json --period",
+    "systems": "write zbsolve show systems",
+}
+COMPARED = "use solve: --method 1f1b,auto compares schedules of one step"
+ONE_LOOK = "pictures have one look; in Python zbsolve.show.Style changes it"
+STEP = "options of a step"  # all of them
+WORDS = "--update --all-to-all --held-from-B --transient --frozen --message-bytes --latency --bandwidth --shard-latency "
+WORDS += "--shard-bandwidth --host-bandwidth --host-bandwidth-both --host-latency --host-memory --host-ranks --host-bus "
+WORDS += "--blocking --rank-factors --model"
+# Command, options, what to write now.
+OPTIONS = (
+    ("show compare", "--size --title --palette --time-range", ONE_LOOK),
+    ("compare", "--seconds --effort --seed", COMPARED),
+    ("compare", STEP, COMPARED),
+    ("compare", "--with-memory", "show --with-memory draws what ranks hold"),
+    ("solve", "--for", "write --prefer p95:NOISE"),
+    ("solve", "--fill", "write --work"),
+    ("solve", "--solver", "write --method milp:highs"),
+    ("bench", STEP, "write it after the file: profile.json@ranks=4,microbatches=8,placement=vee"),
+    ("explore", STEP, "write it in --state 'ranks=4&microbatches=8&placement=vee', or choose it on the page"),
+    ("import", "--objective --recompute --blocking", "in Python import_schedule takes it"),
+    ("numbers", WORDS, "write it as a word without --, such as bandwidth=50GB/s"),
+    ("numbers", "--stages", "name the file alone: zbsolve numbers stages.csv --ranks 4 …"),
+    ("numbers", "--json", "-o - writes the profile; show profile.json explains it"),
+    ("plan", "--fit --links", "--cluster a100,rows.csv,profile.json fits constants to rows and takes links from a profile"),
+    ("plan", "--save-cluster", "-o cluster.json without a model writes the cluster"),
+    ("plan", "--html", "-o x.html beside -o plan.json, or show plan.json -o x.html"),
+    ("profile", "--diff --within", "write zbsolve compare old.json new.json [--within 5%]"),
+    ("profile", "--profile", "name the base in place of MODEL: zbsolve profile base.json --from-trace TRACE"),
+    ("profile", "--overrides", "write hf:LlamaConfig@config.json, or the fields after the class"),
+    ("profile", "--report --ranks --microbatches", "write zbsolve show profile.json --ranks 8 -o page.html"),
+    ("profile", "--states", "write --optimizer-states"),
+    ("profile", "--neighbours --busy-processes", "write --beside 3, for three processes"),
+    ("run", "--replicas", "write --mesh dp=2"),
+    ("run", "--start-timeout", "--timeout also limits the start"),
+)
+
+
+def removed(options: str) -> list[str]:
+    """The options in a row of `OPTIONS`."""
+    if options != STEP:
+        return options.split()
+    from ..profile.step import STEP_FIELDS
+
+    return [*(field.option for field in STEP_FIELDS), "--no-fused", "--no-blocking"]
+
+
+def what_instead(command: str, words: Sequence[str]) -> str:
+    """What to write in place of a command, or of the first option, that is done by another; "" if there is none."""
+    if command in ELSEWHERE:
+        return f"is no command: {ELSEWHERE[command]}"
+    for name in (word.partition("=")[0] for word in words):
+        for commands, options, instead in OPTIONS:
+            if command in commands.split() and name in removed(options):
+                return f"{name} is no option: {instead}"
+    return ""
 
 
 def entry_point() -> NoReturn:
@@ -43,6 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wanted not in MODELS:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     root = parser(wanted)
+    if instead := what_instead(wanted, words):
+        print(f"zbsolve {wanted}: {instead}", file=sys.stderr)
+        return 2
     options = _parsed(root, words)
     options.began = began
     try:
