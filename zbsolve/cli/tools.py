@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from ..schedule.trace import Trace
     from ..search.state import State
     from ..util.workers import Workers
+    from ..verifier import Violation
 
 PICTURES = (".html", ".svg", ".pdf", ".png")  # endings
+MOST_WRONG = 20  # violations of a file that are printed
 
 
 def print_json(body: Any) -> None:
@@ -125,6 +127,13 @@ def tell(
             print(shown if isinstance(shown, str) else "".join(f"{line}\n" for line in shown), end="")
 
 
+def wrong_lines(path: str, violations: Sequence[Violation]) -> list[str]:
+    """Lines that say what does not hold in a file; of very many only the first ones."""
+    lines = [f"{path}: {violation}" for violation in violations[:MOST_WRONG]]
+    more = len(violations) - len(lines)
+    return [*lines, f"{path}: and {more:,} more (--json has all)"] if more else lines
+
+
 def save_found(schedule: Schedule | RepeatedSchedule, path: str) -> None:
     """A schedule's file, or its picture, by the ending."""
     from ..long_steps.files import save, schedule_to_show
@@ -159,7 +168,7 @@ def profile_from(path: str, command: str, body: Any = None) -> Profile:
 
     profile = Profile.load(path) if body is None else Profile.from_json(body, path)
     for doubt in doubts(profile):
-        print(f"zbsolve {command}: WARNING: {doubt}", file=sys.stderr)
+        print(f"zbsolve {command}: WARNING: {path}: {doubt}", file=sys.stderr)
     return profile
 
 

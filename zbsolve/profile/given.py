@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from ..features.lengths import MICROBATCH, SEQUENCES
 from ..partition.layer import NO_LINK, HostLink, Layer, Link
 from ..util.errors import BadInput
 from ..util.files import parse_json, read_text
-from ..util.text import LARGEST, has_unit, parse_bytes, parse_rate, parse_time
+from ..util.text import LARGEST, did_you_mean, has_unit, parse_bytes, parse_rate, parse_time
 from .form import STATES, check_some_time, complete
 from .profile import Profile
 
@@ -92,10 +93,10 @@ def words_of(words: Sequence[str], given: Words) -> dict[str, str | Sequence[str
     numbers: dict[str, str | Sequence[str]] = dict(given)
     for word in words:
         name, equals, value = word.partition("=")
-        known = equals and name.replace("_", "-") in (*NUMBERS, *RANK)
-        for key, cells in ({name: value} if known else _table(word)).items():
+        number = equals and not Path(word).exists()  # (an unknown one is refused with its name)
+        for key, cells in ({name: value} if number else _table(word)).items():
             if key.replace("_", "-") in numbers:
-                raise BadInput(f"{key}: it is given twice{'' if known else f', also in {word}'}")
+                raise BadInput(f"{key}: it is given twice{'' if number else f', also in {word}'}")
             numbers[key.replace("_", "-")] = cells
     return numbers
 
@@ -177,7 +178,8 @@ def given_profile(words: Words) -> Profile:
     words: those in RANK; those for each stage as in `values`; and `name`: the names of the layers. Raises BadInput.
     """
     if unknown := words.keys() - {*NUMBERS, *RANK, "name"}:
-        raise BadInput(f"{min(unknown)[:40]}: unknown (one of {', '.join((*RANK, *NUMBERS))})")
+        known = *RANK, *NUMBERS
+        raise BadInput(f"{min(unknown)[:40]}: unknown{did_you_mean(min(unknown), known)} (one of {', '.join(known)})")
     rank = {name: text if isinstance(text, str) else ",".join(text) for name, text in words.items() if name in RANK}
     ranks, chunks = _count(rank, "ranks", 0), _count(rank, "chunks", 1)
     states = _number("states", rank["states"]) if "states" in rank else None
