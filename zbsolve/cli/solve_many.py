@@ -15,7 +15,7 @@ from ..show.sentences import placed
 from ..util.errors import BadInput
 from ..util.text import times_note
 from ..verifier import Violation
-from .tools import progress_line, save_found, search_limits, tell, wrong_lines
+from .tools import first_lines, progress_line, save_found, search_limits, tell
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
@@ -80,9 +80,10 @@ def check_repeated(options: argparse.Namespace) -> int:
     rows = [{"rule": violation.rule, "passes": list(violation.passes), "text": violation.text} for violation in faults]
     stated = dict.fromkeys(("value", "bound", "gap", "status")) if faults else as_json(long)
     body = {"violations": rows, **stated} if options.bound else rows
+    wrong = first_lines([f"{options.schedule}: {violation}" for violation in faults])
     bound = "it states no bound" if long.certificate is None else "its bound is proven again"
     holds = f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); {bound}\n"
-    tell(options, lambda: body, lambda: wrong_lines(options.schedule, faults) or holds + repeated_as_text(long))
+    tell(options, lambda: body, lambda: wrong or holds + repeated_as_text(long))
     return 1 if faults else 0
 
 

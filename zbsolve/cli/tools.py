@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..schedule.trace import Trace
     from ..search.state import State
     from ..util.workers import Workers
-    from ..verifier import Violation
 
 PICTURES = (".html", ".svg", ".pdf", ".png")  # endings
 MOST_WRONG = 20  # violations of a file that are printed
@@ -127,11 +126,10 @@ def tell(
             print(shown if isinstance(shown, str) else "".join(f"{line}\n" for line in shown), end="")
 
 
-def wrong_lines(path: str, violations: Sequence[Violation]) -> list[str]:
-    """Lines that say what does not hold in a file; of very many only the first ones."""
-    lines = [f"{path}: {violation}" for violation in violations[:MOST_WRONG]]
-    more = len(violations) - len(lines)
-    return [*lines, f"{path}: and {more:,} more (--json has all)"] if more else lines
+def first_lines(lines: Sequence[str]) -> list[str]:
+    """Lines that say what does not hold; of very many only the first ones."""
+    more = len(lines) - MOST_WRONG
+    return [*lines[:MOST_WRONG], f"and {more:,} more (--json has all)"] if more > 0 else [*lines]
 
 
 def save_found(schedule: Schedule | RepeatedSchedule, path: str) -> None:
