@@ -227,11 +227,8 @@ def scale(
                 spot = parse(placement, ranks)
                 how = {"microbatches": microbatches, "comm": 8, "capacity": int(10 * len(spot) * room), **HELD}
                 problem = pipeline(300, 320, 210, placement=spot, **how)
-                row = {
-                    "passes": len(problem.passes),
-                    **solved(problem, seeds=seeds, seconds=seconds),
-                    "load": os.getloadavg()[0],
-                }
+                row = {"passes": len(problem.passes), **solved(problem, seeds=seeds, seconds=seconds)}
+                row |= {"load": os.getloadavg()[0]}
                 row |= {"first_seconds": row["changes"][0][0], "value_over_work": row["value"] / problem.work}
                 most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
                 yield f"{placement} {room:g}p", row | {"most_memory_mib": most}

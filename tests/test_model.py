@@ -80,6 +80,8 @@ def test_problem_of_views_equals_the_built_one():
         ({"W": [1, 0.4]}, r"W\[1\]: 0.4 is not whole"),
         ({"F": [3, "x"]}, r"F\[1\]: not a number: 'x'"),
         ({"F": [3, float("nan")]}, r"F\[1\]: not a number"),
+        ({"held_until_B": None}, r"held_until_B\[0\]: not a number"),
+        ({"held_input": None}, r"held_input\[0\]: not a number"),
         ({"microbatches": 0}, "microbatches: at least 1 is needed, got 0"),
         ({"placement": (0, 2)}, r"placement: no stage on rank 1 \(a hole between ranks 0 and 2\)"),
         ({"placement": (0, 1, 2)}, "placement: names 3 stages, but F has 2"),

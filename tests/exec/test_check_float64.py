@@ -12,7 +12,7 @@ from torch import nn
 
 from zbsolve.cli.run import _verdict
 from zbsolve.exec.check import LIMITS, shake, values
-from zbsolve.exec.run.checking import Others, compare
+from zbsolve.exec.run.checking import References, compare
 from zbsolve.exec.run.job import Options, run_on_one_device
 from zbsolve.exec.transport.wires import ALONE
 
@@ -32,7 +32,7 @@ def verdict(
     run: float, unsplit: float, exact: Callable[[], Any], dtype: torch.dtype = SINGLE, shaken: Callable[[], Any] = tuple
 ) -> dict[str, Any]:
     mine, whole = values(dict(enumerate(held(run, dtype)))), held(unsplit, dtype)
-    found = compare(ALONE, [(0,)], mine, whole, (1.0, 1.0), others=Others(exact, shaken))
+    found = compare(ALONE, [(0,)], mine, whole, (1.0, 1.0), references=References(exact, shaken))
     assert found is not None
     return found
 
@@ -40,7 +40,7 @@ def verdict(
 def test_a_feature_says_what_gradients_lose_by_it() -> None:
     mine, whole = values(dict(enumerate(held(0.03)))), held(0.0)
     for rounding, passed in ((0.0, False), (0.02, False), (0.04, True)):
-        found = compare(ALONE, [(0,)], mine, whole, (1.0, 1.0), others=Others(rounding=rounding))
+        found = compare(ALONE, [(0,)], mine, whole, (1.0, 1.0), references=References(rounding=rounding))
         assert found is not None
         assert found["passed"] == passed
 
@@ -159,7 +159,7 @@ def test_a_gradient_that_cancels_is_measured_by_its_layer(share: float, passed: 
     noise = share * max(sizes) + 1e-7 * max(sizes)
     run = values(dict(enumerate(gradients(SINGLE, noise))))
     for again, right in ((lambda: exact, passed), (lambda: None, False)):
-        found = compare(ALONE, [(0,)], run, unsplit, (1.0, 1.0), others=Others(again))
+        found = compare(ALONE, [(0,)], run, unsplit, (1.0, 1.0), references=References(again))
         assert found is not None
         assert found["passed"] == right
 

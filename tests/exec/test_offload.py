@@ -409,10 +409,8 @@ def test_copies_that_a_device_does_late_leave_gradients_exact(
 ) -> None:
     """Launched, small pieces packed, and done only when computing waits for them; over two steps with the same buffers."""
     monkeypatch.setattr("zbsolve.exec.offload.keeper.PACKED", 3000)
-    kept, moved = (
-        OneStage(order(False), "cpu", TINY),
-        OneStage(order(True, gpu_offload.Times(O=2000, R=2000), fraction), "cpu", TINY),
-    )
+    slow = gpu_offload.Times(O=2000, R=2000)
+    kept, moved = OneStage(order(False), "cpu", TINY), OneStage(order(True, slow, fraction), "cpu", TINY)
     offload = moved.offload
     assert offload is not None
     copies = offload.side.copies = Deferred(offload.device)

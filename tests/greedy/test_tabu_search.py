@@ -12,6 +12,7 @@ from zbsolve import Edge, Pass, Problem, Schedule, pipeline, verify
 from zbsolve.build import Host, with_exchange, with_offload
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.lists.serial_orders import one_after_another
+from zbsolve.greedy.orders import many_starts
 from zbsolve.greedy.orders.critical_moves import (
     OrderTables,
     decided_by_orders,
@@ -193,6 +194,19 @@ def test_what_others_find_meanwhile_is_gone_on_from() -> None:
     search = better_orders(lambda: next(handed, quick), [], Clock(1.0, 0.1), 0, lambda: 0)
     for found in search:
         assert found is None or found.timeline().value < quick.timeline().value
+
+
+def test_a_search_ends_in_the_turn_in_which_another_schedule_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = uniform("vee", 4, 8, (3, 4, 2), 8)
+    slow, quick = one_after_another(problem), list_schedule(problem, deepest_first(problem))
+    assert slow is not None
+    monkeypatch.setattr(many_starts, "IDLE", 1)  # turns without a gain, behind which schedules are joined
+    monkeypatch.setattr(many_starts._Search, "go_on", lambda *_: False)
+    known = [slow]
+    search = better_orders(lambda: known[0], [], Clock(1.0, 10.0), 0, lambda: 0)
+    assert next(search) is None
+    known[0] = quick
+    assert list(search) == []
 
 
 def test_where_orders_alone_do_not_decide_nothing_is_moved() -> None:

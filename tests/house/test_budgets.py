@@ -24,7 +24,7 @@ MOST = {
     "benchmarks": 20,
 }
 OF_A_FEATURE = {"lines": 200, "files": 3, "exec lines": 100, "exec files": 1, "options": 1}
-OF_A_SCHEDULE = {"lines": 15}
+OF_A_SCHEDULE = {"lines": 20}
 MORE_FEATURES, MORE_SCHEDULES = len(FEATURES) - 15, len(SYSTEMS) - 35  # than there were when these numbers were written
 
 

@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 
+import pytest
+
 from zbsolve import Problem, pipeline
 from zbsolve.ilp.bounds.bound import AREA, IN_A_ROW, Bound
 from zbsolve.ilp.bounds.many import bound_of_many
@@ -78,6 +80,14 @@ def test_with_all_its_passes_it_is_proven_again_from_one_microbatch() -> None:
     assert recheck(whole, bound, 60.0) == bound
     uneven = replace(whole, passes=replace(whole.passes, duration=whole.passes.duration + (whole.passes.microbatch == 3)))
     assert recheck(uneven, bound, 5.0).value == 0
+
+
+@pytest.mark.parametrize("ranks", [(), (-1,), (4,), (0, 1)])
+def test_ranks_that_are_not_there_prove_nothing(ranks: tuple[int, ...]) -> None:
+    """Bounds come from files."""
+    known = bound_of_many(tight(4), 200)
+    stated = Bound(known.value + 1, "", IN_A_ROW, ranks)
+    assert recheck_of_many(tight(4), 200, stated, 1.0) == known
 
 
 def test_solve_many_has_it() -> None:

@@ -273,11 +273,11 @@ def test_the_tutors_numbers():
 
 
 def test_a_preset_refuses_what_it_is_not_defined_for():
-    with pytest.raises(BadInput, match="known: gpipe"):
+    with pytest.raises(BadInput, match=r"known: .*gpipe"):
         preset("zb-h3", uniform("single", 2, 2))
     for name in LOOPED:
         for placement in ("single", "vee"):  # with one stage a rank they would be 1F1B or ZB-H1 under another name
-            known = {"single": "gpipe, .*1f1b-split, ", "vee": "1f1b-v, .*zb-v, "}[placement]
+            known = {"single": ".*gpipe, .*1f1b-split, ", "vee": ".*1f1b-v, .*zb-v, "}[placement]
             text = f"^{name}: is defined for placement loop only; for {placement} there are {known}"
             with pytest.raises(BadInput, match=text):
                 preset(name, uniform(placement, 2, 2))

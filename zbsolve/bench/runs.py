@@ -59,14 +59,14 @@ def run_suite(
     counted = settings.effort is not None
     limit = {"effort": settings.effort} if counted else {"seconds": settings.seconds}
     options = {"seed": settings.seed, "method": settings.method, **limit}
-    labels = [(i, label) for i in range(settings.repeats) for label in problems]
+    turns = [(repeat, label) for repeat in range(settings.repeats) for label in problems]
     tasks = (
-        Task(label, problems[label[1]], options, None, f"{label[1]} ({label[0] + 1} of {settings.repeats})", measured=True)
-        for label in labels
+        Task((repeat, label), problems[label], options, None, f"{label} ({repeat + 1} of {settings.repeats})", measured=True)
+        for repeat, label in turns
     )
     solves: dict[tuple[int, str], Result] = {}
     facts: list[Mapping[str, Any]] = []
-    for answer in TaskRunner(workers, counted, progress=progress).answers(tasks, len(labels) if workers else 1):
+    for answer in TaskRunner(workers, counted, progress=progress).answers(tasks, len(turns) if workers else 1):
         solves[answer.task.of] = result = _result(answer)
         facts.append(answer.machine)
         if done is not None:

@@ -95,29 +95,29 @@ def _with_helpers(problem: Problem, costs: AttentionExchange, handed: Ints, firs
     away = np.rint(blocks * unit / costs.blocks).astype(np.int64)
     duration = p.duration.copy()
     duration[begin + count] -= away
-    late, own, helped = behind >= 0, np.where(behind >= 0, behind, ahead), begin + 2 * count
+    late, own, helpers = behind >= 0, np.where(behind >= 0, behind, ahead), begin + 2 * count
     passes = replace(p, duration=duration).like(rows, np.where(forward, "FH", "BH"), "compute", away, rank=p.rank[own])
     forth, back = traffic(costs, stage, p.slice[rows], blocks, ~forward)
-    neighbour = _neighbours(own, late, helped)
-    chained = np.flatnonzero(neighbour != own)  # next to another helper: an edge to the own pass tells the place
+    neighbour = _neighbours(own, late, helpers)
+    chained = np.flatnonzero(neighbour != own)  # a further edge tells the own pass, as the neighbour is another helper
     edges = problem.edges + Edges.of(begin + count, rows, bytes=back)
-    edges += Edges.of(begin, helped, lag=costs.message(stage, forth))
-    edges += Edges.of(helped, rows, lag=costs.message(stage, back))
-    edges += Edges.of(np.where(late, neighbour, helped), np.where(late, helped, neighbour), bytes=forth + back)
-    edges += Edges.of(np.where(late, own, helped)[chained], np.where(late, helped, own)[chained])
+    edges += Edges.of(begin, helpers, lag=costs.message(stage, forth))
+    edges += Edges.of(helpers, rows, lag=costs.message(stage, back))
+    edges += Edges.of(np.where(late, neighbour, helpers), np.where(late, helpers, neighbour), bytes=forth + back)
+    edges += Edges.of(np.where(late, own, helpers)[chained], np.where(late, helpers, own)[chained])
     return replace(problem, passes=passes, edges=edges)
 
 
-def _neighbours(own: Ints, late: Bools, helped: Ints) -> Ints:
-    """The pass at whose start (end) each helper's memory begins (ends): its rank's own pass, or the helper next to it at the
-    same place. late: does a helper come after its own pass?; helped: the helpers' rows."""
+def _neighbours(own: Ints, late: Bools, helpers: Ints) -> Ints:
+    """For each helper, the pass next to it on its rank: its own pass, or another helper of that. Memory of a late helper is
+    held from the start of this pass, that of an early one until its end. late: does a helper run after its own pass?"""
     neighbour, last = own.copy(), dict[tuple[int, bool], int]()
     for i, place in enumerate(zip(own.tolist(), late.tolist(), strict=True)):
         previous = last.get(place)
         if previous is not None and late[i]:
-            neighbour[i] = helped[previous]
+            neighbour[i] = helpers[previous]
         elif previous is not None:
-            neighbour[previous] = helped[i]
+            neighbour[previous] = helpers[i]
         last[place] = i
     return neighbour
 

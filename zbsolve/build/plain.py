@@ -50,6 +50,7 @@ def with_all_to_all(problem: Problem, AF: Numbers, AB: Numbers | None = None) ->
     place[own] = len(passes) + np.arange(len(own))
     before, after = edges.before, edges.after
     output = (place[before] >= 0) & (passes.kind[before] == passes.kind[after])  # to the F or B of another stage
+    # From the last stage's F to its backward, which waits for AF, too.
     turn = np.flatnonzero(is_f[before] & backs[after] & (passes.stage[before] == stages - 1))
     turn = turn[place[before[turn]] >= 0]
     # No other stage takes the results of the last stage's AF and the first stage's AB.
@@ -66,7 +67,7 @@ LinkTimes = Table | Mapping[tuple[int, int], float]
 
 
 class Held(NamedTuple):
-    """Bytes, shape (stages, microbatches) each: taken by F and freed by B; taken by F and freed by W; by B, and by W."""
+    """Bytes, shape (stages, microbatches) each. until_b, until_w: F takes them, and B or W frees them. from_b: B to W."""
 
     until_b: Ints
     until_w: Ints
@@ -135,9 +136,10 @@ def pipeline(
     Raises BadInput for values that make no sense, and Infeasible where one microbatch alone does not fit a rank.
     """
     routes = _routes(F, placement)
-    given = {"F": F, "B": B, "W": W, "BW": BW, "X": X, "held_input": held_input}
-    given |= {"held_until_B": held_until_B, "held_until_W": held_until_W, "held_from_B": held_from_B}
-    tables = {name: of_slices(table, slices, microbatches) for name, table in given.items() if table is not None}
+    given = {kind: time for kind, time in (("F", F), ("B", B), ("W", W), ("BW", BW), ("X", X)) if time is not None}
+    given |= {"held_until_B": held_until_B, "held_until_W": held_until_W}
+    given |= {"held_from_B": held_from_B, "held_input": held_input}
+    tables = {name: of_slices(table, slices, microbatches) for name, table in given.items()}
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
     stages, shape = len(routes[0]), _shape(routes, microbatches)
     if not {"B", "W", "BW"} & tables.keys():
@@ -190,6 +192,7 @@ def _held(tables: Mapping[str, Table], shape: tuple[int, int], untrained: int) -
 
 
 def _routes(F: Table, placement: Placement) -> Routes:
+    """The rank of each stage, for each route; F tells how many stages a named placement has. Raises BadInput."""
     count = len(F) if isinstance(F, Sequence | np.ndarray) else None
     if count == 0:
         raise BadInput("F: no stages")
@@ -256,10 +259,7 @@ def _plain(
     up, which are lags, or ends of passes where they block."""
     none, (kind, back, *_) = [0 * message for message in messages], tuple(times)
     lags, sent = (none, messages) if blocking else (messages, none)
-    down, up = (
-        np.pad(sent[0], ((0, 1), (0, 0))),
-        np.pad(sent[1], ((1, 0), (0, 0))),
-    )  # F to the next stage, B to the one before
+    down, up = np.pad(sent[0], ((0, 1), (0, 0))), np.pad(sent[1], ((1, 0), (0, 0)))  # F sends to the next stage, B back
     times = times | {kind: times[kind] + down, back: times[back] + up}
     stages, m = times[kind].shape
     rank = np.tile(np.array(routes).T[:, np.arange(m) % len(routes)].ravel(), len(times))

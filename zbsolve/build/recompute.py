@@ -87,9 +87,9 @@ def with_recompute(problem: Problem, stages: Recompute = "all", *, X: Table | No
     held_input: bytes a stage of the input that F keeps for X, in the forms of X. They are part of what B and W free. If only
         part of its layers recompute, they include the bytes that the others keep.
 
-    After F only the input is held; from X's start what B and W free, in total as much as without recompute. If the input is
-    larger, the rest is freed when X ends. X may run as soon as F has ended, and must run before B. Stages in front without a
-    backward have no X.
+    After F only the input is held. From X's start the stage holds what B and W free, in total as much as without recompute.
+    If the input is larger than that, X's end frees the rest. X may run as soon as F has ended, and must run before B. Stages
+    in front without a backward have no X.
 
     Raises BadInput, also for a stage with an all-to-all AF.
     """
@@ -146,8 +146,8 @@ def without_recompute(problem: Problem) -> tuple[Problem, dict[str, str]]:
 
 
 def least_room(route: Sequence[int], held: Ints, from_b: Ints, stages: Ints, inputs: Ints) -> Ints:
-    """Bytes a rank that one microbatch needs on this route: its first B waits for all F; the B of a rank's stages run one
-    after the other, and only the running one needs what it takes and, if the others recompute, its activations.
+    """Bytes a rank that one microbatch needs on this route. Its first B waits for all F. Then a rank's B run from its last
+    stage to its first. During one of them the rank holds what this stage's F and B take, and what earlier stages keep.
 
     held, from_b, inputs: bytes a stage that F takes, that B takes, and that F keeps if the stage is one of `stages`, which
     recompute. Shape (stages,); returns shape (ranks,).

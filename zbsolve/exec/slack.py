@@ -25,7 +25,7 @@ from .base.torch_private import version_of
 from .step_view import StepView
 from .transport.peers import Cells
 
-PASSED = tuple(PLAIN)
+PASSED = tuple(PLAIN)  # kinds that a W may overtake; it never overtakes those of features
 WEIGHTS = next(kind for kind, handler in PLAIN.items() if handler.adds_gradients and not handler.takes)
 ADDING = tuple(kind for kind, handler in PLAIN.items() if handler.adds_gradients and handler.takes)  # B and BW
 

@@ -148,8 +148,8 @@ def on_devices(layers: Sequence[Layer], link: Link, devices: int, scaling: Scali
             value = getattr(layer, cost.name)
             if isinstance(value, float | int) and cost.name not in ("output_bytes", "message", "begins"):
                 wait = 2 * ring if scaling is None and value and cost.name in WAITING else 0.0
-                whole = cost.name.startswith(("held", "parameter", "frozen", "buffer", "transient", "output", "input", "kv"))
-                changed[cost.name] = ceil(value / devices) if whole else value / devices / efficiency + wait
+                sized = cost.name.startswith(("held", "parameter", "frozen", "buffer", "transient", "output", "input", "kv"))
+                changed[cost.name] = ceil(value / devices) if sized else value / devices / efficiency + wait
         scaled.append(replace(layer, **changed))
     return tuple(scaled)
 
@@ -201,8 +201,8 @@ def _partitioned(
         ceil(each[d].fixed_bytes[ends] + min(costs.microbatches, len(counts) - s) * each[d].kept[ends])
         for s, (d, ends) in enumerate(stages)
     ]
-    way = float(sum(costs.messages[a] for a in cuts[1:-1])) / 1e3
-    estimate = sum(times) + sum(sent) + way + (costs.microbatches - 1) * max(*times, *sent)
+    messages = float(sum(costs.messages[a] for a in cuts[1:-1])) / 1e3
+    estimate = sum(times) + sum(sent) + messages + (costs.microbatches - 1) * max(*times, *sent)
     return Partitioned(name, tuple(counts), tuple(times), tuple(sent), tuple(need), estimate, tuple(devices))
 
 

@@ -395,11 +395,8 @@ class Problem:
         waits for another; if a lane has several passes of no microbatch (gathers, updates), or if such a pass has edges with
         some passes of a lane and not with all."""
         p, e = self.passes, self.edges
-        own, by_step, (lane, length) = (
-            self.in_microbatch,
-            p.that(per_step=True, free=False),
-            tables.lane_of(len(p), self.lanes),
-        )
+        own, by_step = self.in_microbatch, p.that(per_step=True, free=False)
+        lane, length = tables.lane_of(len(p), self.lanes)
         between = own[e.before] & own[e.after] & (p.microbatch[e.before] != p.microbatch[e.after])
         ends = ((e.before, e.after), (e.after, e.before))
         parts = (tables.in_part(lane, length, a[rows], b[rows]) for a, b in ends for rows in [by_step[a] & own[b]])

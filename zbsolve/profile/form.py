@@ -182,8 +182,8 @@ def vocabulary_from(layers: int, form: Any, where: str) -> VocabularyCosts | Non
 
 
 def fields_from(form: Any, kind: type, where: str, **inner: Callable[[Any, str], Any]) -> dict[str, Any]:
-    """A form's fields as those of a dataclass, with text parsed as a time, bytes or a rate, and forms as what they are of.
-    inner: functions that read further fields. Raises BadInput naming `where` and the field."""
+    """A form's fields as those of its dataclass: text parsed as a time, bytes or a rate, inner forms as their dataclasses.
+    inner: field → the function that reads it instead. Raises BadInput naming `where` and the field."""
     values, hints = {}, get_type_hints(kind)
     for name, value in msgspec.structs.asdict(form).items():
         at = f"{where}: {name}"
@@ -199,7 +199,7 @@ def fields_from(form: Any, kind: type, where: str, **inner: Callable[[Any, str],
 
 
 def made_from(form: Any, where: str, index: int = 0) -> Any:
-    """What a form is of. index: its number among several. Raises BadInput naming `where` and the field."""
+    """The dataclass of a form, filled. index: its number among several. Raises BadInput naming `where` and the field."""
     kind = MADE_OF[type(form)]
     if kind is Layer:
         return layer_from(form, where, index)

@@ -114,7 +114,7 @@ def _rows() -> Iterator[System]:
     text = resources.files(__package__).joinpath("systems.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         if None in row or None in row.values() or row["name"] not in ORDERS:
-            raise BadInput(f"systems.csv, row '{row['name']}': needs a field a column, and @rows_of or @order_of its name")
+            raise BadInput(f"systems.csv, row '{row['name']}': a field a column and an order are needed (@rows_of)")
         true = dict.fromkeys(row.pop("is").split(), True)
         fields: dict[str, Any] = {**row, **true, **FURTHER.get(row["name"], {})}
         yield System(order=ORDERS[row["name"]], **fields)

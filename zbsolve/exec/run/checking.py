@@ -82,7 +82,7 @@ def checked(pipeline: Pipeline | OneDevice, model: Model, seed: int, update: Upd
             yield layers
 
     rounding = max((part.rounding for part in pipeline.parts), default=0.0)
-    verdict = compare(pipeline.wires, pipeline.owners, own, whole, (loss, right), what, Others(exact, shaken, rounding))
+    verdict = compare(pipeline.wires, pipeline.owners, own, whole, (loss, right), what, References(exact, shaken, rounding))
     if verdict is not None and mesh is not None:
         verdict = _worst(verdict, mesh)
     if verdict is None or counts is None:
@@ -142,7 +142,7 @@ MAX_KINK = LIMITS[torch.bfloat16]  # the largest difference that a kink may expl
 NOTHING = 1e-10  # of a layer's largest value: in float64 only sums that cancel are smaller
 
 
-class Others(NamedTuple):
+class References(NamedTuple):
     """Makes further references where float32 values differ by more than their limit. exact: in float64, or None if that is
     impossible: two correct orders of summation may differ so much (see `row`). shaken: with slightly changed weights, if
     that does not explain the difference. A sum near a kink (ReLU's at 0) may then have another gradient, so a
@@ -172,13 +172,13 @@ def compare(
     whole: Sequence[nn.Module] | None,
     losses: tuple[float, float],
     what: Callable[[nn.Parameter], Tensor | None] = gradient,
-    others: Others = Others(),  # noqa: B008 (immutable)
+    references: References = References(),  # noqa: B008 (immutable)
 ) -> dict[str, Any] | None:
     """The verdict, on rank 0; None on the others. All ranks of `wires` call this.
 
     Rank 0 has `whole`, the reference with its gradients. The ranks in `owners[layer]` send it their own `values`, `own`.
     losses: (pipeline, reference), known on rank 0. what: `gradient` or `weight`. "worst" in the verdict is the largest
-    difference over all tensors and the loss (see `difference`). others: used by rank 0 alone. Raises BadInput on rank 0
+    difference over all tensors and the loss (see `difference`). references: used by rank 0 alone. Raises BadInput on rank 0
     where the two have different parameters.
     """
     if wires.rank:
@@ -188,12 +188,12 @@ def compare(
         return None
     assert whole is not None
     right = values(dict(enumerate(whole)), what)
-    judged = _moving(_judged(wires, owners, own, right, others, what), right, others.shaken, what)
+    judged = _moving(_judged(wires, owners, own, right, references, what), right, references.shaken, what)
     wires.told("")
     pipeline, single = losses
     gap = abs(pipeline - single) / abs(single) if single else abs(pipeline)
     gap = gap if math.isfinite(pipeline) and math.isfinite(single) else NOT_A_NUMBER
-    limit = max(LIMITS[torch.float32], others.rounding)
+    limit = max(LIMITS[torch.float32], references.rounding)
     rows = [*judged, Row(gap / limit, gap, limit, "loss")]
     failed = [diff for diff in rows if not diff.share <= 1]
     worst = max(failed, key=lambda diff: diff.share) if failed else max(rows, key=lambda diff: diff.difference / diff.limit)
@@ -219,7 +219,7 @@ def _moving(
     shaken: Callable[[], Iterator[Sequence[nn.Module]]],
     what: Callable[[nn.Parameter], Tensor | None],
 ) -> list[Row]:
-    """The same rows; if changed weights may explain all failures, these with the change of the reference's own value."""
+    """The rows. Where all failures are in doubt, their limit is twice the reference's own change with changed weights."""
     failed = {gap.where: gap for gap in sorted(rows, key=lambda gap: gap.difference) if not gap.share <= 1}
     if not failed or not all(_in_doubt(gap.difference, gap.limit) and gap.difference <= MAX_KINK for gap in failed.values()):
         return rows
@@ -241,7 +241,7 @@ def _judged(
     owners: Sequence[Sequence[int]],
     own: Values,
     right: Values,
-    others: Others,
+    references: References,
     what: Callable[[nn.Parameter], Tensor | None],
 ) -> list[Row]:
     """All differences, for each layer and each of its ranks. right: the reference."""
@@ -255,13 +255,13 @@ def _judged(
             wrong = wrong or f"check: layer {layer}: parameter '{place[1]}', {which}"
         for place, value in here.items() if not wrong else ():
             kind = next((tensor.dtype for tensor in (value, right[place]) if tensor is not None), torch.float32)
-            away, limit = difference(value, right[place]), max(LIMITS.get(kind, 1e-5), others.rounding)
+            away, limit = difference(value, right[place]), max(LIMITS.get(kind, 1e-5), references.rounding)
             if _in_doubt(away, limit):
                 doubts.append((len(rows), place, value))
             rows.append(row(away, limit, f"layer {layer} {place[1]}"))
     if wrong:  # not earlier, while ranks send
         raise BadInput(wrong)
-    known = values(dict(enumerate((others.exact() if doubts else None) or ())), what)
+    known = values(dict(enumerate((references.exact() if doubts else None) or ())), what)
     for number, place, tensor in doubts if known else ():
         # A gradient that cancels to zero (such as that of a key's bias, which the softmax does not depend on) is only
         # rounding in float32, so it is measured relative to the layer's largest.

@@ -199,11 +199,11 @@ def better_orders(
         goes_on = search.go_on(turns, target(), int(random.integers(1 << 31)))
         yield _whole(view, schedule_of(moved, search.tables, search.state.best), clock) if search.value < value else None
         idle, value = 0 if search.value < value else idle + 1, min(value, search.value)
-        if idle == IDLE:
-            idle = 0
-            _add(searches, _joined(moved, searches, clock, random), seen(known()))
         if not goes_on:
             searches.remove(search)
+        if searches and idle == IDLE:
+            idle = 0
+            _add(searches, _joined(moved, searches, clock, random), seen(known()))
 
 
 def _joined(problem: Problem, searches: Sequence[_Search], clock: Clock, random: np.random.Generator) -> list[Schedule]:

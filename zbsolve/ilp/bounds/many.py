@@ -145,12 +145,8 @@ def _stays(problem: Problem) -> Iterator[tuple[int, Stays, int, str]]:
     spans, rank = least_lifespans(problem, rows), problem.passes.rank[e.before[rows]]
     columns = e.before[rows], e.after[rows], e.bytes[rows], spans
     for one_rank in range(problem.ranks):
-        yield (
-            one_rank,
-            Stays(*(column[rank == one_rank] for column in columns)),
-            room[one_rank],
-            HELD.format(room=room[one_rank]),
-        )
+        own = Stays(*(column[rank == one_rank] for column in columns))
+        yield one_rank, own, room[one_rank], HELD.format(room=room[one_rank])
     if (g := microbatch_graph(problem)) is not None:
         for one_rank, p in best_prices(g):
             stays = Stays(g.passes[p.first, 0], g.passes[p.last, 0], p.price, p.life)

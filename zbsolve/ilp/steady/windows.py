@@ -73,10 +73,10 @@ class Row(NamedTuple):
 
 
 def row_of(problem: Problem, rank: int) -> Row | None:
-    """The model around one rank of a step of one microbatch. None where no pass of the rank comes before all others, where
-    its memory has no limit, or where the model would be too large."""
+    """The model around one rank of a step of one microbatch. None where there is no such rank, where none of its passes
+    comes before all others, where its memory has no limit, or where the model would be too large."""
     g = microbatch_graph(problem)
-    if g is None or g.capacity[rank] >= UNLIMITED:
+    if g is None or not 0 <= rank < problem.ranks or g.capacity[rank] >= UNLIMITED:
         return None
     own = g.rank_lanes[g.rank_lane_first[rank] : g.rank_lane_first[rank + 1]]
     first = int(own[0])  # lanes are in a topological order
@@ -108,7 +108,7 @@ def higher_in_a_row(problem: Problem, count: int, known: Bound, clock: Clock) ->
 
 def proven_in_a_row(problem: Problem, count: int, stated: Bound, clock: Clock) -> Bound | None:
     """The stated bound, where this model of its rank proves it again in the time of the clock; else None."""
-    row = row_of(problem, stated.ranks[0])
+    row = row_of(problem, *stated.ranks) if len(stated.ranks) == 1 else None
     if row is None or count <= row.n:
         return None
     least = least_before_rounding(stated.value, value_unit(problem)) - _around(problem, row)

@@ -72,7 +72,7 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     if m > 1 and row.parts == 1:  # one chain, and m − 1 further F before it or B behind it
         most = min(most, at_most(slack // (m - 1) - forward, row.block.F), at_most(slack // (m - 1) - backward, row.block.B))
     most = min(most, exchanged_in_time(row, x, r, before, head, drain))
-    # A microbatch is kept for a turn: F to B, the rest of the chain. Few turns mean many at once. Of parts one is sure.
+    # A microbatch is kept for a turn: F to B, the rest of the chain. Few turns mean many at once; in parts, one is sure.
     turns = turns_within(row, last_B - head - drain, row.chain - head - drain) if row.parts == 1 else m
     if turns < 1:
         return -1
@@ -80,11 +80,11 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     tables = (1 if r == 0 else 0) + (1 if last and not (row.tied and p == 1) else 0)
     ends = (0 if r == 0 else 1) + (0 if last else 1)
     room = row.capacity - tables * row.table_states - ends * row.waiting
-    beside = row.common_bytes + (row.kept.head_moment if last else 0)  # with the first microbatch, while its S runs
-    some = at_once * row.kept.head_stays if last else 0
-    if room < max(beside, some):
+    first_kept = row.common_bytes + (row.kept.head_moment if last else 0)  # with the first microbatch, while its S runs
+    head_kept = at_once * row.kept.head_stays if last else 0
+    if room < max(first_kept, head_kept):
         return -1
-    most = min(most, max(0, at_most(room - beside - row.transient, row.states + row.kept.moment)))
+    most = min(most, max(0, at_most(room - first_kept - row.transient, row.states + row.kept.moment)))
     while not fits_at_first_B(row, most, room):
         most -= 1
     most = in_time(row, x, room, most)
@@ -92,7 +92,7 @@ def blocks_of_stage(row: BoundRow, x: int, r: int, before: int) -> int:
     span = Span(head, last_B - drain, passes_end)
     while most > 0 and not stage_holds(row, r, most, before, room, span):
         most -= 1
-    return min(most, max(0, at_most(room - some - row.transient, row.states + at_once * row.kept.stays)))
+    return min(most, max(0, at_most(room - head_kept - row.transient, row.states + at_once * row.kept.stays)))
 
 
 @inner_kernel

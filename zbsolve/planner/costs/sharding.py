@@ -43,13 +43,13 @@ def exchanges_of(costs: ModelCosts, blocks: int, layout: Layout, cluster: Cluste
 
 
 def gathered_of(gradients: float, layout: Layout, stays: Bools) -> tuple[Many, Many, Many]:
-    """Bytes for each byte of a layer's parameters, where stages gather these and reduce gradients once in a step: (those
-    that its rank holds whenever it keeps a microbatch; the parameters, and the gradients, that it also holds at some time).
-    gradients: bytes of one, for each byte of its parameter; stays: whether nothing is copied to host memory.
+    """(always, parameters, gradients): bytes for each byte of a layer's parameters, where stages gather these and reduce
+    gradients once in a step. always: held whenever the rank keeps a microbatch. parameters, gradients: held besides at some
+    time. The argument `gradients`: bytes of a gradient for each byte of its parameter. stays: nothing is copied to the host.
 
     Parameters are held from a stage's first F to its last W, gradients from its first B until they are reduced. On a rank
-    with one stage and no copies, what it keeps only grows until the first B, so anything it ever keeps also fits beside
-    both. With copies only the parameters always do. With several stages neither does, since some may hold nothing then."""
+    with one stage and no copies, what it keeps before its first B is no more than at it, when both are there: both count.
+    With copies only the parameters always do. With several stages neither does, since some may hold nothing then."""
     by_stage, single = layout.gathers_by_stage, np.asarray(layout.placement) == SINGLE
     return by_stage * single * (1 + stays * gradients), 1 * (by_stage & ~single), by_stage * (~single | ~stays) * gradients
 
