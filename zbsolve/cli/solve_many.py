@@ -98,5 +98,4 @@ def _bound_again(long: RepeatedSchedule, seconds: float) -> tuple[Violation, ...
     proven = recheck_of_many(long.one, long.microbatches, bound, seconds)
     if proven.value >= stated.bound:
         return ()
-    text = f"bound {stated.bound} µs is not proven again; {proven.value} µs is ({proven.proof})"
-    return (Violation("bound", (), text),)
+    return (Violation("bound", (), f"{stated.bound} µs is not proven again; {proven.value} µs is ({proven.proof})"),)

@@ -73,9 +73,7 @@ def problem_of(state: State, profile: Profile | None) -> Problem:
 
 def _check_few(passes: int) -> None:
     if passes > MAX_PASSES:
-        raise BadInput(
-            f"microbatches: {passes:,} passes are more than this page shows ({MAX_PASSES:,}); zbsolve solve takes them"
-        )
+        raise BadInput(f"microbatches: {passes:,} passes are more than this page shows ({MAX_PASSES:,}); solve takes them")
 
 
 def answer(state: State, profile: Profile | None = None) -> Answer:
@@ -134,9 +132,7 @@ def _others(state: State) -> Iterator[State]:
 
 
 def _worth(row: Row) -> tuple[int, int]:
-    if row.answer is None:
-        return 2, 0
-    return (1 if row.answer.over else 0), row.answer.certificate.value
+    return (2, 0) if row.answer is None else (bool(row.answer.over), row.answer.certificate.value)
 
 
 MAX_KEPT = 200  # answers
@@ -223,8 +219,7 @@ class Playground:
         """End all threads, and wait for them: a longer search ends now, others after their current answer. They are not
         daemons, since a daemon that Python stops inside CP-SAT aborts the process. Nor can they import once Python ends."""
         self._over.set()
-        running = self._running
-        if running is not None:
+        if (running := self._running) is not None:
             running.clock.stop()
         for thread in self._threads:
             thread.join()

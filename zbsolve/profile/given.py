@@ -185,8 +185,10 @@ def given_profile(words: Words) -> Profile:
     states = _number("states", rank["states"]) if "states" in rank else None
     _check_enough(words, states)
     layers = _layers({name: text for name, text in words.items() if name not in RANK}, ranks * chunks)
-    link = replace(_link(rank, "", "comm" in words), blocking=_yes(rank.get("blocking", "no")))
-    link, sites = replace(link, shared=rank.get("shared", "")), _sites(rank, "comm" in words)
+    if (blocking := rank.get("blocking", "no").lower()) not in ("yes", "no", "true", "false"):
+        raise BadInput(f"blocking '{blocking[:40]}': yes or no")
+    link, sites = _link(rank, "", "comm" in words), _sites(rank, "comm" in words)
+    link = replace(link, blocking=blocking in ("yes", "true"), shared=rank.get("shared", ""))
     shard_link = _link(rank, "shard-", False) if {"shard-latency", "shard-bandwidth"} & rank.keys() else None
     capacity = parse_bytes(rank["memory"], "memory") if "memory" in rank else None
     factors = _factors(rank["rank-factors"], ranks) if "rank-factors" in rank else ()
@@ -237,12 +239,6 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise BadInput(f"{name} '{text[:40]}': not a number") from None
-
-
-def _yes(text: str) -> bool:
-    if text.lower() not in ("yes", "no", "true", "false"):
-        raise BadInput(f"blocking '{text[:40]}': yes or no")
-    return text.lower() in ("yes", "true")
 
 
 def _factors(text: str, ranks: int) -> tuple[float, ...]:
