@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from zbsolve.partition.layer import HostLink
+from zbsolve.planner.cluster import HOST_BOTH_SHARE, HOST_MEMORY_SHARE, NODE, Sheet, sheets
 from zbsolve.util.errors import BadInput
 from zbsolve.util.text import did_you_mean
 
@@ -34,44 +35,15 @@ class Device:
     source: str
 
 
-DEVICES = {
-    device.name: device
-    for device in (
-        Device(
-            "a100",
-            *(312, 19.5, 2039, 80, 300, 25, 32, (8, 2000)),
-            "NVIDIA A100 datasheet, SXM 80 GB: BFLOAT16 312, FP32 19.5, 2,039 GB/s, NVLink 600 GB/s and PCIe Gen4 64 GB/s "
-            "both directions; DGX A100 640 GB: 8 of them, each with a network card of 200 Gbit/s, 2 TB system memory",
-        ),
-        Device(
-            "h100",
-            *(989.4, 66.9, 3350, 80, 450, 50, 64, (8, 2000)),
-            "NVIDIA H100 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense (its architecture paper prints "
-            "989.4, and 66.9 for FP32), 80 GB, 3.35 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX "
-            "H100: 8 of them, each with a network card of 400 Gbit/s, 2 TB system memory",
-        ),
-        Device(
-            "h200",
-            *(989.4, 66.9, 4800, 141, 450, 50, 64, (8, 2000)),
-            "NVIDIA H200 datasheet, SXM: BFLOAT16 1,979 with sparsity, half of it dense, FP32 67 (the H100's chip), 141 GB, "
-            "4.8 TB/s, NVLink 900 GB/s and PCIe Gen5 128 GB/s both directions; DGX H200: 8 of them, each with a network "
-            "card of 400 Gbit/s, 2 TB system memory",
-        ),
-        Device(
-            "b200",
-            *(2250, 80, 8000, 180, 900, 50, 64, (8, 2000)),
-            "NVIDIA DGX B200 datasheet, an eighth of it: BFLOAT16 4.5 PFLOP/s with sparsity, half of it dense, 180 GB, "
-            "8 TB/s, NVLink 1.8 TB/s and PCIe Gen5 128 GB/s both directions, each with a network card of 400 Gbit/s, 2 TB "
-            "system memory; NVIDIA Blackwell architecture brief, HGX B200: FP32 80",
-        ),
-        Device(
-            "mi300x",
-            *(1307.4, 163.4, 5300, 192, 64, 50, 64, (8, None)),
-            "AMD Instinct MI300X datasheet: bfloat16 1,307.4, FP32 matrix 163.4, 5.3 TB/s, Infinity Fabric 128 GB/s both "
-            "directions a link, PCIe Gen5 128 GB/s both directions; its platform has 8; assumed: a card of 400 Gbit/s each",
-        ),
-    )
-}
+def _device(row: Sheet) -> Device:
+    each = {what: number or 0.0 for what, number in row.numbers.items()}
+    half, single, bandwidth, memory = (each[what] for what in ("tflops", "single", "hbm", "memory"))
+    link, network, host = (each[what] for what in ("link", "card", "pcie"))
+    node, source = (NODE, row.numbers["host_memory"]), f"{row.sheet}; {row.device}"
+    return Device(row.name, half, single, bandwidth, memory, link, network, host, node, source)
+
+
+DEVICES = {row.name: _device(row) for row in sheets()}
 
 # Fitted to passes of a GPT's block, a Llama's, a head and an embedding in bfloat16 on one H200 at its power limit: its clock
 # stood at 1.25 to 1.71 of 1.98 GHz (benchmarks/results/gpu_roofline.json). An H100 is the same chip with the same limit; its
@@ -86,8 +58,7 @@ SCATTERED_SHARE = 0.3  # of kernels that go through memory element by element
 KERNEL_US = 3.0
 # Assumptions, not measurements: round numbers.
 LINK_SHARE = 0.8
-HOST_SHARE, HOST_BOTH_SHARE = 0.8, 0.65  # copies one way, and each way while both run
-HOST_MEMORY_SHARE = 0.8
+HOST_SHARE = 0.8  # copies one way
 LATENCY_US = 10.0
 
 

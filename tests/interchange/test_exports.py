@@ -16,7 +16,7 @@ from zbsolve.build import restaged, with_exchange
 from zbsolve.cli import main
 from zbsolve.interchange import TARGETS, Options, export
 from zbsolve.interchange.alternatives import best_order, first_fused
-from zbsolve.interchange.foreign_order import literal, python_file
+from zbsolve.interchange.foreign_order import python_file
 from zbsolve.interchange.megatron import best_group
 from zbsolve.interchange.order import Refused, order_for
 from zbsolve.planner.engines import target
@@ -350,8 +350,6 @@ def test_generated_python_holds_numbers_and_our_words() -> None:
         None,
         (1, "F"),
     )
-    with pytest.raises(TypeError):
-        literal(1.5)
 
 
 def test_texts_of_the_schedule_do_not_get_into_the_file() -> None:

@@ -1,5 +1,5 @@
 """`ForeignOrder`: the order of passes on each rank, read from another engine's file, with zbsolve's kinds of passes. Also
-what several engines' files share: literals in Python files (no text from users gets into code), and node lists in JSON, one
+what several engines' files share: values in Python files (no text from users gets into code), and node lists in JSON, one
 for each rank, with CrossPipe's, which have the size of each microbatch."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pprint import pformat
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -128,38 +129,15 @@ class ForeignOrder:
             return check_routes(every[:period], self.ranks)
 
 
-# --- Literals in Python files, and node lists ---
+# --- Python files, and node lists ---
+
+WIDTH = 120  # of a line in a Python file
 
 
 def python_file(title: str, data: Mapping[str, Sequence[Any] | int | str], code: str) -> str:
-    """A module: `title` as its docstring, each name of `data` as a `literal`, then `code`."""
-    parts = [f'"""{title}\n\nWritten by zbsolve {__version__}."""\n']
-    parts += [f"{name} = {literal(value)}\n" for name, value in data.items()]
-    return "\n".join(["".join(parts[:1]), "".join(parts[1:]), code.strip("\n") + "\n"])
-
-
-def literal(value: Any) -> str:
-    """The Python literal of a whole number, a word, or a tuple of such values; each tuple in a tuple is on its own line."""
-    if isinstance(value, tuple) and value and all(isinstance(row, tuple) for row in value):
-        deep = any(isinstance(part, tuple) for row in value for part in row)
-        rows = ",\n".join(f"    {_nested(row) if deep else _flat(row)}" for row in value)
-        return f"(\n{rows},\n)"
-    return _flat(value)
-
-
-def _nested(row: tuple[Any, ...]) -> str:
-    if not row:
-        return "()"
-    return "(\n" + "".join(f"        {_flat(line)},\n" for line in row) + "    )"
-
-
-def _flat(value: Any) -> str:
-    if isinstance(value, tuple):
-        inner = ", ".join(_flat(part) for part in value)
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if value is not None and not isinstance(value, bool | int | str):
-        raise TypeError(f"no literal of {type(value).__name__}")
-    return repr(value)
+    """A module: `title` as its docstring, each name of `data` with its value, then `code`."""
+    values = "".join(f"{name} = {pformat(value, width=WIDTH)}\n" for name, value in data.items())
+    return f'"""{title}\n\nWritten by zbsolve {__version__}."""\n\n{values}\n' + code.strip("\n") + "\n"
 
 
 StageOf = Mapping[tuple[int, int], int]  # (rank, chunk) → stage

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -169,6 +169,7 @@ EFFICIENCY = 0.75
 TRAFFIC = 1.4
 LAUNCH_US = 300.0  # about 30 kernels of a layer's forward, 10 µs each
 HOST_US, CONSTANT_US, LATENCY_US = 1500.0, 50_000.0, 30.0
+NODE = 8  # devices
 COPY_US = 10.0
 HOST_BOTH_SHARE, HOST_MEMORY_SHARE = 0.65, 0.8  # of PCIe each way while both run; of a node's memory (as in profiles)
 INSIDE_SHARE, BETWEEN_SHARE = 0.6, 0.8  # shares of a data sheet's bandwidth that collectives reach
@@ -192,7 +193,7 @@ def _node(name: str, sheet: str, numbers: Mapping[str, float | None]) -> Cluster
         peak=values["tflops"] * 1e12,
         hbm=values["hbm"] * 1e3,
         memory=int(values["memory"] * 1e9),
-        node=8,
+        node=NODE,
         inside=Link(LATENCY_US, values["inside"] * 1e3 * INSIDE_SHARE),
         between=Link(LATENCY_US, beyond),
         messages=beyond,
@@ -203,18 +204,29 @@ def _node(name: str, sheet: str, numbers: Mapping[str, float | None]) -> Cluster
         constant=CONSTANT_US,
         error=numbers["error"],
         copies=Link(COPY_US, values["pcie"] * 1e3 * HOST_BOTH_SHARE),
-        host_memory=None if room is None else int(room * 1e9 * HOST_MEMORY_SHARE / 8),
+        host_memory=None if room is None else int(room * 1e9 * HOST_MEMORY_SHARE / NODE),
     )
 
 
-def _clusters() -> Iterator[tuple[str, Cluster]]:
+class Sheet(NamedTuple):
+    """A row of `clusters.csv`. sheet: where its numbers are published; device: where those that only profiles need are:
+    single, TFLOP/s in 32 bits; link and card, GB/s to a neighbour and to another node."""
+
+    name: str
+    sheet: str
+    device: str
+    numbers: Mapping[str, float | None]
+
+
+def sheets() -> Iterator[Sheet]:
+    """What the data sheets say of each device."""
     text = resources.files(__package__).joinpath("clusters.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
-        name, sheet = row.pop("name"), row.pop("sheet")
-        yield name, _node(name, sheet, {what: float(number) if number else None for what, number in row.items()})
+        words = {what: row.pop(what) for what in ("name", "sheet", "device")}
+        yield Sheet(**words, numbers={what: float(number) if number else None for what, number in row.items()})
 
 
-CLUSTERS = dict(_clusters())
+CLUSTERS = {row.name: _node(row.name, row.sheet, row.numbers) for row in sheets()}
 
 
 def cluster_of(said: Cluster | str | os.PathLike[str]) -> Cluster:
