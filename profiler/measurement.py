@@ -364,8 +364,8 @@ def _disturbed(whole: Sequence[float], idle: float, device: str, clocks: Sequenc
         before, after = median(whole[:half]), median(whole[half:])
         if abs(after - before) > MAX_DRIFT * before:
             lines.append(
-                f"{DISTURBED} the second half of the rounds took {after / before - 1:+.0%}: "
-                "the clock or another process changed"
+                f"{DISTURBED} the second half of the rounds took {abs(after / before - 1):.0%} "
+                f"{'more' if after > before else 'less'} time: the clock or another process changed"
             )
     if idle > MAX_IDLE and device == "cpu":
         lines.append(f"{DISTURBED} this process waited for a core {idle:.0%} of the time: another one was busy")

@@ -55,7 +55,7 @@ def test_pipes(measured):
 
 def test_check_fails_and_names_the_pass(measured, tmp_path, capsys):
     out = tmp_path / "schedule.json"
-    assert main(["solve", measured, "--ranks", "2", "--microbatches", "2", "--method", "1f1b", "-o", str(out)]) == 0
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "8", "--method", "1f1b", "-o", str(out)]) == 0
     body = json.loads(out.read_text())
     order = body["order"]["compute:1"].split()
     body["order"]["compute:1"] = " ".join(order[::-1])
@@ -67,6 +67,13 @@ def test_check_fails_and_names_the_pass(measured, tmp_path, capsys):
     out.write_text(json.dumps(body))
     assert main(["check", "--json", str(out)]) == 1
     assert json.loads(capsys.readouterr().out)[0]["rule"] == "missing"
+    body["order"] = {"compute:0": [], "compute:1": []}
+    out.write_text(json.dumps(body))
+    assert main(["check", str(out)]) == 1
+    *missing, more = capsys.readouterr().out.splitlines()
+    assert all("missing: compute:0 does not list 0" in line or "compute:1 does not list 1" in line for line in missing)
+    assert len(missing) == 20
+    assert more == f"and {2 * len(order) - 20} more (--json has all)"
 
 
 @pytest.mark.parametrize(

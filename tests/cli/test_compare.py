@@ -12,6 +12,7 @@ from zbsolve.cli import main
 from zbsolve.systems.problems import step_for
 
 from ..support.profiles import equal_layers
+from ..support.runs import random_run, trace_of
 
 GRID = "F0 F1 B0 F2 B1 F3 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n"
 
@@ -128,6 +129,13 @@ def test_what_cannot_be_is_listed_with_its_reason(folder: Path, capsys: pytest.C
 def test_bad_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_of_another_schedule_is_refused_by_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = preset("gpipe", Schedule.load("solved.json").problem)
+    trace_of(other, random_run(other, 0)).save("ran.json")
+    assert main(["compare", "solved.json", "ran.json"]) == 2
+    assert capsys.readouterr().err.startswith("zbsolve compare: ran.json: a run of another order of problem ")
 
 
 def test_a_problem_file_is_solved_and_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from zbsolve import Schedule, verify
 from zbsolve.cli.app import main
+from zbsolve.explore.playground import Playground
 from zbsolve.explore.state import State
 
 from ..support.explore_site import TOKEN, Site, serving
@@ -164,6 +166,14 @@ def test_the_command_serves_and_ends_on_ctrl_c(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=300)
     assert (running.returncode, said) == (0, "")
+
+
+def test_no_thread_goes_on_at_the_end() -> None:
+    """Python refuses imports of some modules at its own end, so a thread that goes on would end in a traceback."""
+    playground = Playground()
+    playground.warm(State())
+    playground.stop()
+    assert not [thread for thread in threading.enumerate() if "answer_all" in thread.name]
 
 
 def test_a_port_that_is_taken_is_one_line(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -410,7 +410,7 @@ def test_a_refusal_blames_what_is_in_the_way() -> None:
     with pytest.raises(BadInput, match=r"can run on this problem: vee is not possible with 1 stage a rank$"):
         export(single, "colossalai")
     recomputing = random_schedule(a_step("single", 2, 2, recompute="all", held_until_B=4, held_input=1, capacity=1000))
-    with pytest.raises(BadInput, match=r"can run on this problem: no plain pipeline .* passes of kind X$"):
+    with pytest.raises(BadInput, match=r"can run on this problem: it is no plain pipeline .* passes of kind X$"):
         export(recomputing, "deepspeed")
     mirror = preset("chimera", pipeline([3, 3], B=[3, 3], W=[3, 3], placement=((0, 1), (1, 0)), microbatches=4))
     with pytest.raises(BadInput, match="can run on this problem: its stages are on several ranks"):

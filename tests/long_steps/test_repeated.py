@@ -375,6 +375,9 @@ def test_solve_check_and_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     capsys.readouterr()
     assert main(["check", str(rounds)]) == 1
     assert "bound" in capsys.readouterr().out
+    rounds.write_text(json.dumps({**body, "certificate": None, "microbatches": body["few"] - 1}))
+    assert main(["check", str(rounds), "--bound"]) == 1
+    assert capsys.readouterr().out.startswith(f"{rounds}: round: {body['few'] - 1} microbatches: ")
     rounds.write_text(json.dumps({**body, "certificate": None}))
     assert main(["check", str(rounds)]) == 0
     assert "it states no bound" in capsys.readouterr().out

@@ -38,7 +38,7 @@ def test_warnings_go_with_the_numbers(
         said = [line for line in capsys.readouterr().err.splitlines() if "compiling" not in line]
         assert len(said) == len(told)
         assert all(
-            line.startswith(f"zbsolve {COMMANDS[command][0]}: WARNING: {doubt}")
+            line.startswith(f"zbsolve {COMMANDS[command][0]}: WARNING: p.json: {doubt}")
             for line, doubt in zip(said, told, strict=True)
         )
 

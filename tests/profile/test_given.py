@@ -158,6 +158,7 @@ def test_chunks_columns_and_refusals(tmp_path: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     for more, line in (
         (["--F", "3"], f"F: it is given twice, also in {table}"),
+        (["bandwith=50GB/s"], "bandwith: unknown; did you mean bandwidth? (one of ranks, chunks,"),
         (["rank-factors=1,2,3"], "rank-factors 1,2,3: 2 numbers above 0 are needed"),
         (["--chunks", "3"], "F: 4 values for 6 stages"),
         (["--comm", "3", "latency=2"], "comm says how long messages take"),

@@ -29,10 +29,10 @@ def restaged(problem: Problem, placement: Sequence[int]) -> Problem:
     if problem.features:
         others = [kind for kind in problem.passes.kinds if TABLE[kind].feature]
         has = f"passes of kind {', '.join(others)}" if others else ", ".join(problem.features)
-        raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has {has}")
+        raise BadInput(f"problem: it is no plain pipeline of F, B, W (or F, BW) passes: it has {has}")
     plain = rebuilt(problem, problem.placement)
     if _without_lags(plain) != _without_lags(problem):
-        raise BadInput("problem: no plain pipeline of F, B, W (or F, BW) passes alone")
+        raise BadInput("problem: it is no plain pipeline of F, B, W (or F, BW) passes alone")
     return rebuilt(problem, tuple(placement))
 
 
@@ -75,7 +75,7 @@ def rebuilt(
 def durations_of(problem: Problem, kind: str) -> Ints:
     """µs that the passes of this kind compute, shape (stages, microbatches). Raises BadInput where one is missing."""
     if TABLE[kind].feature:
-        raise BadInput(f"problem: no plain pipeline of F, B, W (or F, BW) passes: it has passes of kind {kind}")
+        raise BadInput(f"problem: it is no plain pipeline of F, B, W (or F, BW) passes: it has passes of kind {kind}")
     rows = problem.grid(kind)
     if rows.min() < 0:
         raise BadInput(f"problem: not every stage has a pass of kind {kind} for each microbatch")

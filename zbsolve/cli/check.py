@@ -14,7 +14,7 @@ from ..util.files import document_kind
 from ..util.text import format_gap, format_time, format_times, parse_share
 from ..verifier import verify
 from .solve_many import check_repeated
-from .tools import profile_from, searching, tell, tell_other_model
+from .tools import first_lines, profile_from, searching, tell, tell_other_model
 
 if TYPE_CHECKING:
     from ..planner.plan_file import CheckedPlan
@@ -90,7 +90,7 @@ def command(options: argparse.Namespace) -> int:
             schedule.save(options.output)
     rows = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations]
     body = {"violations": rows, **_proven(None if violations else schedule.certificate)} if options.bound else rows
-    wrong = [f"{options.schedule}: {violation}" for violation in violations]
+    wrong = first_lines([f"{options.schedule}: {violation}" for violation in violations])
     tell(options, lambda: body, lambda: wrong or _lines(options.schedule, schedule, proofs))
     return 1 if violations else 0
 

@@ -11,7 +11,7 @@ from ..profile.doubtful import doubts
 from ..profile.profile import Profile
 from ..schedule import Schedule
 from ..schedule.trace import Trace
-from ..show.comparison import compare, comparison_as_text
+from ..show.comparison import check_trace, compare, comparison_as_text
 from ..show.schedule_comparison import compare_schedules
 from ..util.errors import BadInput, CannotRead, ZbsolveError
 from ..util.files import document_kind
@@ -155,6 +155,7 @@ def _against_run(options: argparse.Namespace, schedule: Schedule, trace: Trace) 
     if options.baseline:
         base = Schedule.load(options.baseline[0])
         baseline = (base, run_of(base, options.baseline[1]))
+    check_trace(schedule, trace, options.what[-1])
     result = compare(schedule, trace, baseline)
     if options.output:
         from ..show.pictures.files import save_schedule_picture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..show.sentences import certificate_lines, headline, value_line
 from .step_options import add_step_options
-from .tools import print_json, profile_from
+from .tools import first_lines, print_json, profile_from
 
 if TYPE_CHECKING:
     from ..interchange.importing import Imported
@@ -62,8 +62,7 @@ def _refused(options: argparse.Namespace, imported: Imported) -> int:
         rows = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in imported.violations]
         print_json([{**row, "places": {n: imported.order.places.get(n, []) for n in row["passes"]}} for row in rows])
         return 1
-    for line in imported.told():
-        print(line)
+    print("\n".join(first_lines(imported.told())))
     if imported.needs is not None:
         print(f"{options.file}: with --memory {imported.needs} it holds")
     if options.output:

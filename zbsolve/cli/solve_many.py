@@ -15,7 +15,7 @@ from ..show.sentences import placed
 from ..util.errors import BadInput
 from ..util.text import times_note
 from ..verifier import Violation
-from .tools import progress_line, save_found, search_limits, tell
+from .tools import first_lines, progress_line, save_found, search_limits, tell
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule
@@ -76,26 +76,26 @@ def check_repeated(options: argparse.Namespace) -> int:
     if options.output:
         raise BadInput("-o: the bound of a repeated schedule is proven again, and nothing is written")
     long = load(options.schedule)
-    faults = [*violations(long), *_bound_again(long, options.seconds)]
+    faults = violations(long) or _bound_again(long, options.seconds)
     rows = [{"rule": violation.rule, "passes": list(violation.passes), "text": violation.text} for violation in faults]
-    body = {"violations": rows, **as_json(long)} if options.bound else rows
-    wrong = [f"{options.schedule}: {violation}" for violation in faults]
+    stated = dict.fromkeys(("value", "bound", "gap", "status")) if faults else as_json(long)
+    body = {"violations": rows, **stated} if options.bound else rows
+    wrong = first_lines([f"{options.schedule}: {violation}" for violation in faults])
     bound = "it states no bound" if long.certificate is None else "its bound is proven again"
     holds = f"{options.schedule}: holds ({long.passes:,} passes, by induction over rounds); {bound}\n"
     tell(options, lambda: body, lambda: wrong or holds + repeated_as_text(long))
     return 1 if faults else 0
 
 
-def _bound_again(long: RepeatedSchedule, seconds: float) -> list[Violation]:
+def _bound_again(long: RepeatedSchedule, seconds: float) -> tuple[Violation, ...]:
     """Whether the stated bound follows, in this time."""
     from ..ilp.bounds.bound import Bound
     from ..ilp.proof_check import recheck_of_many
 
     if (stated := long.certificate) is None:
-        return []
+        return ()
     bound = Bound(stated.bound, stated.proof, stated.relaxation, stated.ranks)
     proven = recheck_of_many(long.one, long.microbatches, bound, seconds)
     if proven.value >= stated.bound:
-        return []
-    text = f"bound {stated.bound} µs is not proven again; {proven.value} µs is ({proven.proof})"
-    return [Violation("bound", (), text)]
+        return ()
+    return (Violation("bound", (), f"{stated.bound} µs is not proven again; {proven.value} µs is ({proven.proof})"),)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..util.workers import Workers
 
 PICTURES = (".html", ".svg", ".pdf", ".png")  # endings
+MOST_WRONG = 20  # violations of a file that are printed
 
 
 def print_json(body: Any) -> None:
@@ -125,6 +126,12 @@ def tell(
             print(shown if isinstance(shown, str) else "".join(f"{line}\n" for line in shown), end="")
 
 
+def first_lines(lines: Sequence[str]) -> list[str]:
+    """Lines that say what does not hold; of very many only the first ones."""
+    more = len(lines) - MOST_WRONG
+    return [*lines[:MOST_WRONG], f"and {more:,} more (--json has all)"] if more > 0 else [*lines]
+
+
 def save_found(schedule: Schedule | RepeatedSchedule, path: str) -> None:
     """A schedule's file, or its picture, by the ending."""
     from ..long_steps.files import save, schedule_to_show
@@ -159,7 +166,7 @@ def profile_from(path: str, command: str, body: Any = None) -> Profile:
 
     profile = Profile.load(path) if body is None else Profile.from_json(body, path)
     for doubt in doubts(profile):
-        print(f"zbsolve {command}: WARNING: {doubt}", file=sys.stderr)
+        print(f"zbsolve {command}: WARNING: {path}: {doubt}", file=sys.stderr)
     return profile
 
 

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 
 from ..problem import Problem
@@ -72,9 +73,7 @@ def problem_of(state: State, profile: Profile | None) -> Problem:
 
 def _check_few(passes: int) -> None:
     if passes > MAX_PASSES:
-        raise BadInput(
-            f"microbatches: {passes:,} passes are more than this page shows ({MAX_PASSES:,}); zbsolve solve takes them"
-        )
+        raise BadInput(f"microbatches: {passes:,} passes are more than this page shows ({MAX_PASSES:,}); solve takes them")
 
 
 def answer(state: State, profile: Profile | None = None) -> Answer:
@@ -133,9 +132,7 @@ def _others(state: State) -> Iterator[State]:
 
 
 def _worth(row: Row) -> tuple[int, int]:
-    if row.answer is None:
-        return 2, 0
-    return (1 if row.answer.over else 0), row.answer.certificate.value
+    return (2, 0) if row.answer is None else (bool(row.answer.over), row.answer.certificate.value)
 
 
 MAX_KEPT = 200  # answers
@@ -152,7 +149,7 @@ class Playground:
         self._keeping, self._turns = threading.Lock(), threading.BoundedSemaphore(AT_ONCE)
         self._longer = threading.Lock()
         self._running: Search | None = None
-        self._over = threading.Event()
+        self._over, self._threads = threading.Event(), list[threading.Thread]()
 
     def answer(self, state: State) -> tuple[Answer, float]:
         """The answer, and the seconds that its computation took. Raises as the function of this name."""
@@ -179,7 +176,7 @@ class Playground:
         if not self._longer.acquire(blocking=False):
             raise BadInput("search: another one is running; it ends within seconds")
         states: SimpleQueue[Search | Answer | Exception] = SimpleQueue()
-        threading.Thread(target=self._search, args=(start, states)).start()
+        self._start(partial(self._search, start, states))
         while isinstance(now := states.get(), Search):
             yield now
         if isinstance(now, Exception):
@@ -212,15 +209,20 @@ class Playground:
                 if self._over.is_set():
                     break
 
-        threading.Thread(target=answer_all).start()
+        self._start(answer_all)
+
+    def _start(self, target: Callable[[], None]) -> None:
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), threading.Thread(target=target)]
+        self._threads[-1].start()
 
     def stop(self) -> None:
-        """End all threads: a longer search now, others after their current answer. They are not daemons, since a daemon that
-        Python stops inside CP-SAT aborts the process; Python waits for them at exit."""
+        """End all threads, and wait for them: a longer search ends now, others after their current answer. They are not
+        daemons, since a daemon that Python stops inside CP-SAT aborts the process. Nor can they import once Python ends."""
         self._over.set()
-        running = self._running
-        if running is not None:
+        if (running := self._running) is not None:
             running.clock.stop()
+        for thread in self._threads:
+            thread.join()
 
     def _keep(self, state: State, made: Answer, seconds: float) -> tuple[Answer, float]:
         with self._keeping:

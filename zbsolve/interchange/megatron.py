@@ -130,7 +130,7 @@ def _cost(schedule: Schedule, best: Schedule) -> str:
     if held != own:
         memory = f"; its fullest rank holds {format_bytes(held)}, the schedule's {format_bytes(own)}{memory}"
     if ours == theirs:
-        return f"{format_time(theirs)}, as long as the schedule{memory}"
+        return f"{format_time(theirs)}, as long as the exported order{memory}"
     return f"{format_time(theirs)}, {compared(theirs, ours)} than the schedule's {format_time(ours)}{memory}"
 
 

@@ -71,7 +71,7 @@ class Partition:
 Counts = Annotated[list[Annotated[int, msgspec.Meta(gt=0)]], msgspec.Meta(min_length=1)]
 
 
-class PartitionForm(msgspec.Struct):
+class PartitionForm(msgspec.Struct, forbid_unknown_fields=True):
     """A partition in a file."""
 
     model: str

@@ -21,7 +21,7 @@ Column = list[int] | str
 Setting = bool | int | float | str
 
 
-class PassesForm(msgspec.Struct):
+class PassesForm(msgspec.Struct, forbid_unknown_fields=True):
     """Columns of passes in a file, and the rows of kinds that are not zbsolve's own."""
 
     kind: list[str] | str
@@ -35,7 +35,7 @@ class PassesForm(msgspec.Struct):
     kinds: list[Kind] = []
 
 
-class EdgesForm(msgspec.Struct):
+class EdgesForm(msgspec.Struct, forbid_unknown_fields=True):
     """Columns of edges in a file. `carries` indexes `cargo` (files of 0.1 have neither). `sent` is there if links block
     their sender, `pool` if bytes lie beside the devices."""
 
@@ -49,7 +49,7 @@ class EdgesForm(msgspec.Struct):
     pool: Column | None = None
 
 
-class MessagesForm(msgspec.Struct):
+class MessagesForm(msgspec.Struct, forbid_unknown_fields=True):
     """Bytes of messages over each boundary, and bytes that each rank keeps free for them (see `MessageRoom`)."""
 
     sizes: list[int]
@@ -57,7 +57,7 @@ class MessagesForm(msgspec.Struct):
     sides: list[tuple[int, int, int]] = []
 
 
-class ProblemForm(msgspec.Struct):
+class ProblemForm(msgspec.Struct, forbid_unknown_fields=True):
     """A problem in a file."""
 
     objective: str

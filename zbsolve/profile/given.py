@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from ..features.lengths import MICROBATCH, SEQUENCES
 from ..partition.layer import NO_LINK, HostLink, Layer, Link
 from ..util.errors import BadInput
 from ..util.files import parse_json, read_text
-from ..util.text import LARGEST, has_unit, parse_bytes, parse_rate, parse_time
+from ..util.text import LARGEST, did_you_mean, has_unit, parse_bytes, parse_rate, parse_time
 from .form import STATES, check_some_time, complete
 from .profile import Profile
 
@@ -92,10 +93,10 @@ def words_of(words: Sequence[str], given: Words) -> dict[str, str | Sequence[str
     numbers: dict[str, str | Sequence[str]] = dict(given)
     for word in words:
         name, equals, value = word.partition("=")
-        known = equals and name.replace("_", "-") in (*NUMBERS, *RANK)
-        for key, cells in ({name: value} if known else _table(word)).items():
+        number = equals and not Path(word).exists()  # (an unknown one is refused with its name)
+        for key, cells in ({name: value} if number else _table(word)).items():
             if key.replace("_", "-") in numbers:
-                raise BadInput(f"{key}: it is given twice{'' if known else f', also in {word}'}")
+                raise BadInput(f"{key}: it is given twice{'' if number else f', also in {word}'}")
             numbers[key.replace("_", "-")] = cells
     return numbers
 
@@ -177,14 +178,17 @@ def given_profile(words: Words) -> Profile:
     words: those in RANK; those for each stage as in `values`; and `name`: the names of the layers. Raises BadInput.
     """
     if unknown := words.keys() - {*NUMBERS, *RANK, "name"}:
-        raise BadInput(f"{min(unknown)[:40]}: unknown (one of {', '.join((*RANK, *NUMBERS))})")
+        known = *RANK, *NUMBERS
+        raise BadInput(f"{min(unknown)[:40]}: unknown{did_you_mean(min(unknown), known)} (one of {', '.join(known)})")
     rank = {name: text if isinstance(text, str) else ",".join(text) for name, text in words.items() if name in RANK}
     ranks, chunks = _count(rank, "ranks", 0), _count(rank, "chunks", 1)
     states = _number("states", rank["states"]) if "states" in rank else None
     _check_enough(words, states)
     layers = _layers({name: text for name, text in words.items() if name not in RANK}, ranks * chunks)
-    link = replace(_link(rank, "", "comm" in words), blocking=_yes(rank.get("blocking", "no")))
-    link, sites = replace(link, shared=rank.get("shared", "")), _sites(rank, "comm" in words)
+    if (blocking := rank.get("blocking", "no").lower()) not in ("yes", "no", "true", "false"):
+        raise BadInput(f"blocking '{blocking[:40]}': yes or no")
+    link, sites = _link(rank, "", "comm" in words), _sites(rank, "comm" in words)
+    link = replace(link, blocking=blocking in ("yes", "true"), shared=rank.get("shared", ""))
     shard_link = _link(rank, "shard-", False) if {"shard-latency", "shard-bandwidth"} & rank.keys() else None
     capacity = parse_bytes(rank["memory"], "memory") if "memory" in rank else None
     factors = _factors(rank["rank-factors"], ranks) if "rank-factors" in rank else ()
@@ -235,12 +239,6 @@ def _number(name: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise BadInput(f"{name} '{text[:40]}': not a number") from None
-
-
-def _yes(text: str) -> bool:
-    if text.lower() not in ("yes", "no", "true", "false"):
-        raise BadInput(f"blocking '{text[:40]}': yes or no")
-    return text.lower() in ("yes", "true")
 
 
 def _factors(text: str, ranks: int) -> tuple[float, ...]:

@@ -240,7 +240,7 @@ class Schedule:
         return cls.from_json(read_part_of(path, "schedule", ("plan",)), str(path))
 
 
-class ScheduleForm(msgspec.Struct):
+class ScheduleForm(msgspec.Struct, forbid_unknown_fields=True):
     """A schedule in a file."""
 
     digest: str
