@@ -414,6 +414,7 @@ def test_copies_that_a_device_does_late_leave_gradients_exact(
     offload = moved.offload
     assert offload is not None
     copies = offload.side.copies = Deferred(offload.device)
+    offload.side.launched = True
     for step in range(2):
         for one in (kept, moved):
             one.interpreter.begin(one.data)

@@ -306,7 +306,8 @@ class RankHost(Mailbox):
     def __init__(self, program: Program) -> None:
         self.calls, self.begun = list[str](), set[str]()
         self.wires = SimpleNamespace(rank=program.rank, receive=self.receives, send=self.sends)
-        rows = DeviceRows(self.wires, torch.device("cuda"), SimpleNamespace(computing=Stream(), mark=lambda stream: 0))  # type: ignore[arg-type]
+        marks = SimpleNamespace(computing=Stream(), mark=lambda stream: 0, fixed=False)
+        rows = DeviceRows(self.wires, torch.device("cuda"), marks)  # type: ignore[arg-type]
         super().__init__(self.wires, program.incoming, torch.device("cpu"), 1.0, rows=rows)  # type: ignore[arg-type]
         part = SimpleNamespace(side=SimpleNamespace(settle=self.settle))
         state: Any = SimpleNamespace(parts=(), stages={}, part=lambda kind: part, find=lambda kind: None)

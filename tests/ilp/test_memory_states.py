@@ -142,3 +142,16 @@ def test_there_is_none_without_a_limit_or_where_microbatches_differ() -> None:
     longer = uneven.passes.duration + np.arange(len(uneven.passes)) % 3
     assert _in_whole_microbatches(free) == []
     assert _in_whole_microbatches(replace(uneven, passes=replace(uneven.passes, duration=longer))) == []
+
+
+@pytest.mark.parametrize(
+    ("times", "comm", "held", "capacity", "best"),
+    [((20, 15, 25), 15, 2, (4, 4), 360), ((21, 14, 21), 21, 6, (14, 13), 392), ((25, 20, 25), 15, 5, (10, 13), 430)],
+)
+def test_small_steps_of_a_v_are_proven_where_bytes_alone_say_less(times, comm, held, capacity, best) -> None:
+    """By bytes times time they take 343, 375 and 408 µs or more."""
+    F, B, W = ([time] * 4 for time in times)
+    problem = pipeline(F, B, W, placement="vee", microbatches=2, comm=comm, held_until_B=held, capacity=capacity)
+    highest = max(all_closed_forms(problem), key=lambda bound: bound.value)
+    assert highest.proof.partition(": ")[2].startswith(SAID)
+    assert highest.value == best == optimum(problem)
