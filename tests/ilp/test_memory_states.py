@@ -155,3 +155,12 @@ def test_small_steps_of_a_v_are_proven_where_bytes_alone_say_less(times, comm, h
     highest = max(all_closed_forms(problem), key=lambda bound: bound.value)
     assert highest.proof.partition(": ")[2].startswith(SAID)
     assert highest.value == best == optimum(problem)
+
+
+def test_what_fits_nowhere_has_no_price() -> None:
+    step = pipeline([2] * 2, [2] * 2, [2] * 2, microbatches=2, held_until_B=4, held_until_W=2, capacity=6)
+    g = microbatch_graph(replace(step, capacity=(1, 1)))
+    assert g is not None
+    with np.errstate(all="raise"):
+        priced = [prices_of(g, rank) for rank in range(2)]
+    assert all(prices is None or prices.time <= 6 for prices in priced)  # its work

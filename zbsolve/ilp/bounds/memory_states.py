@@ -151,7 +151,7 @@ def _best_prices(states: _States, life: Ints) -> Floats:
     for _ in range(MAX_STEPS):
         price = cost @ basis
         most, enters = _fullest(states, np.maximum(price, 0.0))
-        if (now := float(np.maximum(price, 0.0) @ life) / max(most, 1e-12)) > value:
+        if most > 0 and (now := float(np.maximum(price, 0.0) @ life) / most) > value:  # 0: these fit nowhere
             best, value = np.maximum(price, 0.0) / most, now
         lowest, new_cost = int(price.argmin()), 1.0
         if price[lowest] < -1e-9:
