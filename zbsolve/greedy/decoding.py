@@ -22,6 +22,8 @@ from .arrays.accounts import Records, Row, record
 from .arrays.microbatch import MicrobatchGraph
 from .arrays.problem_arrays import NEVER
 
+SECONDS_PER_DECODED_PASS = 2e-7  # effort that is counted
+
 
 @kernel
 def first_at_once(ranks: int) -> Ints:

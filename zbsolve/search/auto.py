@@ -28,7 +28,7 @@ from typing import Any
 from ..features.feature import AUTO, Choices, Named, Now, is_auto, left_open
 from ..features.keeping import KEEPING
 from ..features.table import FEATURES
-from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
+from ..greedy.decoding import SECONDS_PER_DECODED_PASS
 from ..ilp.bounds.bound import WHOLE, serial_length
 from ..partition.by_name import FEW, SEARCHED, ordered_neighbours
 from ..partition.file import Partition

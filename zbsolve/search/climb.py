@@ -16,9 +16,8 @@ import numpy as np
 from ..features.feature import Ladder
 from ..greedy.annealing import Annealing, Layers, anneal_targets
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
-from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..greedy.blocks.building_block import shift_lengths
-from ..greedy.decoding import decode, to_schedule
+from ..greedy.decoding import SECONDS_PER_DECODED_PASS, decode, to_schedule
 from ..partition.layer import layer_cuts
 from ..partition.stage_costs import StageCosts
 from ..profile.profile import Profile

@@ -12,9 +12,9 @@ from itertools import islice
 import numpy as np
 
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
-from ..greedy.blocks.block_arms import RULES, SECONDS_PER_DECODED_PASS
+from ..greedy.blocks.block_arms import RULES
 from ..greedy.blocks.building_block import microbatches_in_flight, microbatches_in_memory
-from ..greedy.decoding import decode, to_schedule
+from ..greedy.decoding import SECONDS_PER_DECODED_PASS, decode, to_schedule
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from .state import State

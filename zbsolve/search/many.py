@@ -17,11 +17,10 @@ import numpy as np
 
 from ..build.mixing import with_microbatches
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph, of_length
-from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..greedy.blocks.building_block import microbatches_in_flight
 from ..greedy.blocks.meshed import MeshedBlock, meshed_blocks, meshing_seconds
 from ..greedy.blocks.packing import least_packed
-from ..greedy.decoding import decode, repeated_targets, serial_order
+from ..greedy.decoding import SECONDS_PER_DECODED_PASS, decode, repeated_targets, serial_order
 from ..ilp.bounds.bound import AREA, Bound
 from ..ilp.bounds.many import bound_of_many, check_plain
 from ..long_steps.check import earliest_starts, peaks, value_of

@@ -15,11 +15,10 @@ from math import inf
 import numpy as np
 
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
-from ..greedy.blocks.block_arms import SECONDS_PER_DECODED_PASS
 from ..greedy.blocks.block_search import block_schedules
 from ..greedy.blocks.building_block import plain_block
 from ..greedy.blocks.period_search import paced_schedules
-from ..greedy.decoding import DecodeRule, decode, repeated_targets, to_schedule
+from ..greedy.decoding import SECONDS_PER_DECODED_PASS, DecodeRule, decode, repeated_targets, to_schedule
 from ..greedy.lists.list_scheduler import Policy, deepest_first
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.lists.serial_orders import one_after_another, serial_schedule, serial_targets

@@ -13,8 +13,8 @@ from ...schedule import Schedule
 from ...util.clock import Clock, TimeShare
 from ..annealing import Annealing, Pattern, anneal_pattern, anneal_targets, justified
 from ..arrays.microbatch import MicrobatchGraph, least_value, rank_work, shortened
-from ..decoding import Decoded, DecodeRule, decode, repeated_targets
-from ..orders.crossing import joined
+from ..decoding import SECONDS_PER_DECODED_PASS, Decoded, DecodeRule, decode, repeated_targets
+from ..orders.crossing import joined, joining_seconds
 from .building_block import (
     BuildingBlock,
     earliest_offsets,
@@ -51,8 +51,8 @@ MESHED = 1.02  # times the work of the busiest rank: with a plain block so short
 MAX_ROWS = 2  # the most rows of offsets that microbatches of a pattern take in turn
 DROP_RATE = 0.3  # how often the worst schedule of the pool is dropped
 FIRST_ROUNDS, MORE_ROUNDS = 300, 1000  # of annealing a block: for the first blocks; later, doubled each time
-SECONDS_PER_DECODED_PASS, SECONDS_PER_PLACED_LANE = 2e-7, 1.5e-8  # effort that is counted
-JOINS, SECONDS_PER_JOINING = 40, 0.02  # joins of the pool's schedules at a time; the effort of choosing them
+SECONDS_PER_PLACED_LANE = 1.5e-8  # effort that is counted
+JOINS = 40  # joins of the pool's schedules at a time
 PACKING = 10  # packing a lane takes so many times as long as placing it
 
 
@@ -261,15 +261,10 @@ class BlockSearch:
             if len(self.pool) > 1 and self.random.random() < DROP_RATE:
                 self.pool.pop()
 
-    @property
-    def joining(self) -> float:
-        """The effort of joining once."""
-        return SECONDS_PER_JOINING + self.seconds_of(JOINS, self.g.microbatches)
-
     def joined_arm(self) -> Iterator[None]:
         """Join parts of the pool's schedules, cut in time."""
         while self.pool:
-            self.clock.spend(self.joining)
+            self.clock.spend(joining_seconds(self.g, JOINS))
             for decoded in joined(self.g, [one.start for one in self.pool], self.random, JOINS)[:POOL_SIZE]:
                 self.offer(decoded)
             yield

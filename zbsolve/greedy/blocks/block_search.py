@@ -16,8 +16,9 @@ from ...schedule import Schedule
 from ...util.clock import Clock
 from ..arrays.microbatch import least_value, microbatch_graph, with_mean_microbatches
 from ..decoding import Decoded, decode, repeated_targets, to_schedule
+from ..orders.crossing import JOINING_SHARE, joining_seconds
 from ..side_stream import with_room_for_them, with_side_streams
-from .block_arms import FIRST_ROUNDS, RULES, BlockSearch
+from .block_arms import FIRST_ROUNDS, JOINS, RULES, BlockSearch
 from .building_block import block_peaks
 from .meshed import meshed_blocks
 
@@ -25,7 +26,6 @@ PATTERN_SHARE, MAX_PATTERN_SECONDS = 0.1, 3.0  # of the time, for annealing one 
 ARM_SHARES = (0.1, 0.45)  # of the time: when the first turn of blocks, then that of patterns ends
 DECODINGS_PER_SCHEDULE = 20  # making and verifying a schedule takes about as long as so many decodings
 EXPLORATION = 0.4  # how often a random arm is tried in place of the best
-JOINING_SHARE = 0.05  # of the time left: what joining once may take
 LEAST_COST = 1e-7  # seconds: the least time that work counts
 MIN_TURN, TURN_SHARE = 0.05, 0.02  # seconds of an arm's turn at least; and as a share of the time left
 
@@ -107,7 +107,7 @@ def _steps(search: BlockSearch) -> Iterator[None]:
     yield from search.adopt()
     patterns = search.pattern_arm(min(MAX_PATTERN_SECONDS, PATTERN_SHARE * total))
     arms = [search.block_arm(), patterns, search.target_arm()]
-    arms += [search.joined_arm()] if search.joining < JOINING_SHARE * search.left else []
+    arms += [search.joined_arm()] if joining_seconds(search.g, JOINS) < JOINING_SHARE * search.left else []
     for arm, share in zip(arms[:2], ARM_SHARES, strict=True):
         for _ in arm:
             yield

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...problem import Ints
 from ..arrays.microbatch import MicrobatchGraph
-from ..decoding import Decoded, DecodeRule, decode
+from ..decoding import SECONDS_PER_DECODED_PASS, Decoded, DecodeRule, decode
 
 MOMENTS = 64  # at which a schedule is cut, at most
 ROUNDS = 8  # of those that take longest, and of the shortest ones: how many are tried for each number of microbatches
@@ -23,6 +23,8 @@ ROUNDS = 8  # of those that take longest, and of the shortest ones: how many are
 # expected value and a random time, in mean durations.
 DISTANCE, NOISE = 4.0, 2.0
 RULE = DecodeRule(0, 0, 2)
+SECONDS_PER_JOINING = 0.02  # the effort of choosing joins
+JOINING_SHARE = 0.05  # of the time left: what joining once may take
 
 # A part of a schedule: starts of its passes, µs, shape (lanes, microbatches); when it begins and ends, µs; what is added to
 # its microbatches.
@@ -49,6 +51,11 @@ def joined(g: MicrobatchGraph, starts: Sequence[Ints], random: np.random.Generat
     chosen = np.argsort(np.array([expected for expected, _ in joins]) + noise)[:count]
     decodings = (decode(g, _targets(g, joins[k][1]), RULE) for k in chosen)
     return sorted((one for one in decodings if one is not None), key=lambda one: one.value)
+
+
+def joining_seconds(g: MicrobatchGraph, count: int) -> float:
+    """The effort of `joined`."""
+    return SECONDS_PER_JOINING + count * g.passes.size * SECONDS_PER_DECODED_PASS
 
 
 def _cuts(g: MicrobatchGraph, start: Ints) -> Cuts:

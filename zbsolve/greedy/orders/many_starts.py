@@ -27,7 +27,7 @@ from ..decoding import to_schedule
 from ..side_stream import behind_collectives, held_by_others, in_their_place, room_beside, with_side_streams
 from ..syncs import with_syncs
 from .critical_moves import decided_by_orders, schedule_of, tables_of
-from .crossing import joined
+from .crossing import JOINING_SHARE, joined, joining_seconds
 from .tabu_search import begun, search_orders
 
 # --- Collectives as one pass each ---
@@ -150,8 +150,7 @@ MOST_SEARCHES = 6
 # After so many runs without a gain the best schedules of the first searches are joined, and the shortest results that are
 # near the best one are searched from too.
 IDLE, PARENTS, CHILDREN, NEAR = 3, 4, 2, 1.01
-JOINS, SECONDS_PER_JOINING, SECONDS_PER_DECODED_PASS = 120, 0.02, 2e-7  # that are decoded; the effort
-JOINING_SHARE = 0.05  # of the time left: what joining once may take
+JOINS = 120  # that are decoded
 SEEN = 16  # schedules whose form with one pass a collective is cached
 
 
@@ -208,10 +207,10 @@ def better_orders(
 
 def _joined(problem: Problem, searches: Sequence[_Search], clock: Clock, random: np.random.Generator) -> list[Schedule]:
     """The shortest schedules of new values, joined from parts of those of the best searches (see `joined`)."""
-    g, took = microbatch_graph(problem), SECONDS_PER_JOINING + JOINS * len(problem.passes) * SECONDS_PER_DECODED_PASS
-    if g is None or took > JOINING_SHARE * clock.left:
+    g = microbatch_graph(problem)
+    if g is None or joining_seconds(g, JOINS) > JOINING_SHARE * clock.left:
         return []
-    clock.spend(took)
+    clock.spend(joining_seconds(g, JOINS))
     best = [schedule_of(problem, search.tables, search.state.best) for search in searches[:PARENTS]]
     starts = [np.asarray(schedule.timeline().start)[g.passes] for schedule in best]
     known = {value for search in searches for value in (search.first, search.value)}
