@@ -24,7 +24,7 @@ from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.proof_check import recheck_of_many
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import CheckedRounds, RankPart, earliest_starts, near_lanes, violations
-from zbsolve.long_steps.repeated import RepeatedSchedule, find_round
+from zbsolve.long_steps.repeated import RepeatedSchedule, find_round, times_apart
 from zbsolve.search.many import solve_many
 from zbsolve.search.solver import compiled
 from zbsolve.systems.table import lane_order, long_systems_of
@@ -145,8 +145,9 @@ def _named_rounds(one: Problem, microbatches: int) -> RepeatedSchedule:
         every = one.ranks if system.grouped else 1
         for few in (int(n * one.ranks) for n in ((4, 5, 6) if system.grouped else (2.1, 4.1, 6.1))):
             order = lane_order(one, few, system)
-            found = find_round(one, order, earliest_starts(one, few, order), every)
-            if found is not None:
+            start = earliest_starts(one, few, order)
+            found = find_round(one, order, start, every)
+            if found is not None and (times_apart(found, start) == found.period).all():
                 count = few + -(-(microbatches - few) // every) * every
                 return RepeatedSchedule(one, count, few, order, found)
     raise AssertionError("no named schedule shows its rounds")

@@ -23,7 +23,7 @@ from zbsolve.exec.run.launch import run_local
 from zbsolve.exec.step_view import StepView
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import CheckedRounds, earliest_starts
-from zbsolve.long_steps.repeated import RepeatedSchedule, find_round
+from zbsolve.long_steps.repeated import RepeatedSchedule, find_round, times_apart
 from zbsolve.schedule.trace import Trace
 from zbsolve.systems.table import lane_order, long_systems_of
 
@@ -49,8 +49,9 @@ def repeated(placement: str, ranks: int, rounds: int = 3, fused: bool = False) -
         for every in (one.ranks,) if system.grouped else (1, ranks - 1, ranks):
             for few in (every * n for n in range(4, 16 * ranks)):
                 order = lane_order(one, few, system)
-                round = find_round(one, order, earliest_starts(one, few, order), every)
-                if round is not None:
+                start = earliest_starts(one, few, order)
+                round = find_round(one, order, start, every)
+                if round is not None and (times_apart(round, start) == round.period).all():
                     return RepeatedSchedule(one, few + rounds * every, few, order, round)
     raise AssertionError(f"{placement} on {ranks} ranks: no named schedule shows rounds")
 
@@ -113,7 +114,7 @@ def test_a_part_goes_with_its_rank_and_not_with_the_step() -> None:
 
 def test_rounds_that_do_not_hold_have_no_parts() -> None:
     long = repeated("single", 2)
-    wrong = replace(long, round=replace(long.round, period=long.round.period + 1))
+    wrong = replace(long, round=replace(long.round, period=long.round.period - 1))
     with pytest.raises(BadInput, match="does not start"):
         CheckedRounds.of(wrong)
 

@@ -20,6 +20,8 @@ from zbsolve import BadInput, Infeasible, NotFound, Problem, Step, pipeline, ver
 from zbsolve.build.mixing import with_microbatches
 from zbsolve.cli.app import main
 from zbsolve.cli.solve_many import repeated_step
+from zbsolve.greedy.arrays.microbatch import microbatch_graph, of_length
+from zbsolve.greedy.decoding import repeated_targets, serial_order
 from zbsolve.ilp import recheck
 from zbsolve.ilp.bounds.bound import Bound
 from zbsolve.ilp.bounds.many import bound_of_many, repeated_microbatch
@@ -28,7 +30,7 @@ from zbsolve.interchange.exports import Options, export, export_long
 from zbsolve.long_steps import files
 from zbsolve.long_steps.check import earliest_starts, peaks, value_of, violations
 from zbsolve.long_steps.files import as_text, from_text, schedule_to_show
-from zbsolve.long_steps.repeated import RepeatedSchedule
+from zbsolve.long_steps.repeated import RepeatedSchedule, find_round, times_apart
 from zbsolve.partition.cuts import balanced
 from zbsolve.search.many import solve_many, worth_repeating
 from zbsolve.show import schedule_as_page
@@ -43,7 +45,12 @@ from ..support.unrolled_rounds import judge
 
 def value_of_whole(long: RepeatedSchedule) -> int:
     """What the whole step takes, µs, by a schedule that holds."""
-    return value_of(long.one, earliest_starts(long.one, long.few, long.order)) + long.further * long.round.period
+    return value_of(long.one, earliest_starts(long.one, long.few, long.order, long.round)) + long.further * long.round.period
+
+
+def drifts(long: RepeatedSchedule) -> bool:
+    """Whether passes of its rounds wait for the rounds before, so that without waits the step may be shorter."""
+    return bool((times_apart(long.round, earliest_starts(long.one, long.few, long.order)) != long.round.period).any())
 
 
 STEPS: dict[str, dict[str, Any]] = {
@@ -75,7 +82,8 @@ def test_with_any_number_of_rounds_it_is_the_schedule_that_it_says(name: str) ->
         short = replace(long, microbatches=count, certificate=None)
         whole = short.unrolled()
         assert verify(step(name, count), whole) == ()
-        assert whole.timeline().value == value_of_whole(short)
+        assert whole.timeline().value == value_of_whole(short) or drifts(long)
+        assert whole.timeline().value <= value_of_whole(short)
         assert whole.timeline().peak_bytes == tuple(peaks(long.one, long.order))
         lanes, at = (column.tolist() for column in short.rank_order(1))
         assert whole.order[long.streams[1]] == tuple(map(short.name_of, lanes, at))
@@ -130,7 +138,7 @@ def damaged(long: RepeatedSchedule) -> dict[str, RepeatedSchedule]:
     swap = first + int(np.flatnonzero(np.diff(own[first:]))[0])  # neighbours in the first copy that differ
     own[[swap, swap + 1]] = own[[swap + 1, swap]]
     return {
-        "round": replace(long, round=replace(round, period=round.period + 1), certificate=None),
+        "does not start": replace(long, round=replace(round, period=round.period - 1), certificate=None),
         "does not begin": replace(long, round=replace(round, begin=round.begin + np.eye(len(round.begin), dtype=int)[0])),
         "copies of the round do not reach": replace(long, round=replace(round, copies=2)),
         "are more than the order": replace(long, round=replace(round, copies=round.copies + 99)),
@@ -212,6 +220,36 @@ def test_without_a_search_named_orders_show_their_rounds(placement: str) -> None
     assert long.certificate.solver in ("zb-h1", "interleaved-zb", "zb-v")
     assert long.certificate.gap < 0.002
     assert long.few < 75
+
+
+def drifting() -> Iterator[RepeatedSchedule]:
+    """Rounds of random short orders whose starts do not yet repeat with them."""
+    draw = random.Random(3)
+    for _ in range(40):
+        one = pipeline(*([draw.randint(3, 9) for _ in range(12)] for _ in range(3)), microbatches=1, comm=draw.randint(0, 9))
+        offset = np.sort([draw.randint(0, 100) for _ in range(36)])
+        g = of_length(graph := microbatch_graph(one), 16)
+        order = serial_order(g, repeated_targets(g, offset, 12))
+        own = tuple(np.split(g.passes[order // 16, 0] // 16, np.cumsum(np.diff(graph.rank_lane_first) * 16)[:-1]))
+        start = earliest_starts(one, 16, own)
+        round = find_round(one, own, start, draw.choice((1, 2, 3)))
+        if round is not None and (times_apart(round, start) != round.period).any():
+            yield RepeatedSchedule(one, 16, 16, own, round)
+
+
+def test_rounds_may_drift_and_then_wait_for_each_other() -> None:
+    """With a period between the rounds the step takes what is stated, and without waits no longer."""
+    found = 0
+    for long in drifting():
+        assert drifts(long)
+        assert violations(long) == ()
+        assert [fault.rule for fault in violations(replace(long, round=replace(long.round, period=1)))] == ["round"]
+        for rounds in (0, 1, 4):
+            whole = replace(long, microbatches=long.few + rounds * long.round.every)
+            assert verify(whole.unrolled().problem, whole.unrolled()) == ()
+            assert whole.unrolled().timeline().value <= value_of_whole(whole)
+        found += 1
+    assert found >= 5
 
 
 def small_files() -> Iterator[RepeatedSchedule]:
@@ -317,7 +355,8 @@ def test_random_steps_hold_pass_by_pass() -> None:
         whole = replace(long, microbatches=long.few + 3 * long.round.every, certificate=None)
         assert with_microbatches(one, whole.microbatches) == pipeline(**given, microbatches=whole.microbatches)
         assert verify(whole.unrolled().problem, whole.unrolled()) == ()
-        assert whole.unrolled().timeline().value == value_of_whole(whole)
+        assert whole.unrolled().timeline().value == value_of_whole(whole) or drifts(whole)
+        assert whole.unrolled().timeline().value <= value_of_whole(whole)
     assert found >= 6
 
 

@@ -38,7 +38,7 @@ def judge(path: Path) -> Judged:
     edges = list(
         zip(*([int(one) for one in _column(told[name])] for name in ("before", "after", "lag", "bytes")), strict=True)
     )
-    start = _starts(orders, edges, duration)
+    start = _starts(orders, edges, duration, body)
     if start is None:
         return Judged(0, 0, [], [*wrong, "ranks wait for each other"])
     value, peaks = _value(orders, start, duration, body["step"]["objective"]), _peaks(edges, start, duration, rank)
@@ -76,8 +76,13 @@ def _whole_order(body: dict[str, Any], lanes: list[int], words: list[str], text:
     return few[:first] + few[first : first + width] * more + few[first:]
 
 
-def _starts(orders: list[list[int]], edges: list[tuple[int, ...]], duration: list[int]) -> dict[tuple[int, int], int] | None:
-    """(lane, microbatch) → its start, µs, each as early as its rank's order and its edges allow; None in a deadlock."""
+def _starts(
+    orders: list[list[int]], edges: list[tuple[int, ...]], duration: list[int], body: dict[str, Any]
+) -> dict[tuple[int, int], int] | None:
+    """(lane, microbatch) → its start, µs, each as early as its rank's order and its edges allow, and in rounds a period
+    behind its like of the round before; None in a deadlock."""
+    begin, every, period = _column(body["round"]["begin"]), body["round"]["microbatches"], body["round"]["period"]
+    repeated = body["round"]["copies"] * every + body["microbatches"] - body["few"]
     into: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for before, after, lag, _ in edges:
         into[after].append((before, lag))
@@ -94,6 +99,8 @@ def _starts(orders: list[list[int]], edges: list[tuple[int, ...]], duration: lis
                     break
                 for before, lag in into[lane]:
                     now = max(now, start[before, j] + duration[before] + lag)
+                if every <= j - int(begin[lane]) < repeated:
+                    now = max(now, start[lane, j - every] + period)
                 start[lane, j] = now
                 free[rank], count[lane], at[rank] = now + duration[lane], j + 1, at[rank] + 1
         if len(start) == begun:

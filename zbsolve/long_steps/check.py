@@ -5,7 +5,8 @@ period be P, the copies c, and the first repeated microbatch of lane l be n(l). 
 
 1. Order. Each rank first runs the passes before microbatch n(l) of each lane l. Then come c equal copies of a round, which
    has k microbatches of each of its lanes; then the rest.
-2. Time. Within the copies each pass starts P µs after the same pass of the copy before.
+2. Time. In the copies behind the first, each pass also waits until P µs after the start of its like of the copy before, and
+   starts just then. (Where starts drift, this waits a little; run as early as the order allows, it takes no longer.)
 3. Reach. (c − 2) k is at least the difference between the largest and the least n of any lane and those that it waits for.
 
 Claim: with one more copy the conditions hold again, no rank holds more bytes, and passes behind the new copy start P µs
@@ -17,8 +18,9 @@ time. So these are the earliest starts if each pass starts as soon as the last o
 lane l and microbatch i, and let n⁻ and n⁺ be the least and the largest n of l and of the lanes that it waits for. If
 i < n⁻ + c k, the pass, all that it waits for, and the pass before it on its rank keep their starts. If i ≥ n⁺ + 2 k, all of
 these have the starts of microbatch i − k in the shorter order plus P µs: all are in the second copy or later, or behind the
-copies. One of both cases applies, as n⁺ + 2 k ≤ n⁻ + c k by condition 3. A pass waits for nothing else: edges stay within a
-microbatch, and memory delays a pass only through the order. A round takes as many bytes as it frees, so each copy begins
+copies. One of both cases applies, as n⁺ + 2 k ≤ n⁻ + c k by condition 3. A pass of the new copy waits for its like of the
+copy before, as that did for its own. A pass waits for nothing else: edges stay within a microbatch, and memory delays a pass
+only through the order. A round takes as many bytes as it frees, so each copy begins
 with the same bytes held; and with one stream a rank, the order alone decides what is held.
 """
 
@@ -37,22 +39,26 @@ from ..schedule.timeline import Timeline
 from ..util.columns import compiled
 from ..util.errors import BadInput
 from ..verifier import Violation
-from .repeated import RepeatedSchedule, Round, counted, enough_copies, rank_lanes
+from .repeated import RepeatedSchedule, Round, counted, enough_copies, rank_lanes, times_apart
 
 
-def earliest_starts(problem: Problem, few: int, order: Sequence[Ints]) -> Ints:
+def earliest_starts(problem: Problem, few: int, order: Sequence[Ints], round: Round | None = None) -> Ints:
     """Earliest starts of a short order, µs, shape (lanes, few); −1 for passes that wait for each other. problem: the step of
-    one microbatch. order: lanes of each rank, each `few` times."""
+    one microbatch. order: lanes of each rank, each `few` times. round: its copies wait for each other, by condition 2."""
     e = problem.edges
     rows = np.argsort(e.after, kind="stable")
     first = np.searchsorted(e.after[rows], np.arange(len(problem.passes) + 1)).astype(np.int64)
     ends = np.cumsum([0, *(len(own) for own in order)]).astype(np.int64)
-    columns = e.before[rows], e.lag[rows], problem.passes.duration, np.concatenate(order), ends
+    round = round or Round(1, 1, np.zeros(len(problem.passes), np.int64), 1)  # of one copy, which waits for none
+    every = np.array([round.every, round.every * round.copies, round.every, round.period])
+    pace = np.outer(round.begin, [1, 1, 0, 0]) + every
+    columns = e.before[rows], e.lag[rows], problem.passes.duration, np.concatenate(order), ends, pace
     return compiled(_earliest)(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
 
 
-def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, order: Ints, ends: Ints) -> Ints:
-    """`earliest_starts`: visits the ranks down and up again; each goes on while the inputs of its next pass are known."""
+def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, order: Ints, ends: Ints, pace: Ints) -> Ints:
+    """`earliest_starts`: visits the ranks down and up again; each goes on while the inputs of its next pass are known. pace:
+    for each lane its first microbatch that waits for the copy before, its first behind, microbatches of a round, period."""
     ranks, lanes = len(ends) - 1, len(duration)
     start = np.full((lanes, few), -1, np.int64)
     count = np.zeros(lanes, np.int64)
@@ -74,6 +80,8 @@ def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, or
                     begin = max(begin, known + duration[source[e]] + lag[e])
                 if begin < 0:
                     break
+                if pace[lane, 0] <= j < pace[lane, 1]:
+                    begin = max(begin, start[lane, j - pace[lane, 2]] + pace[lane, 3])
                 start[lane, j] = begin
                 free[rank] = begin + duration[lane]
                 count[lane] += 1
@@ -116,7 +124,7 @@ def _judged(long: RepeatedSchedule) -> tuple[tuple[Violation, ...], Ints]:
     """The violations, and the earliest starts if the shape is right."""
     if wrong := tuple(_wrong_shape(long)):
         return wrong, np.zeros((0, 0), np.int64)
-    start = earliest_starts(long.one, long.few, long.order)
+    start = earliest_starts(long.one, long.few, long.order, long.round)
     if start.min() < 0:
         stuck = np.argwhere(start < 0)[0]
         name = long.name_of(*stuck.tolist())
@@ -178,13 +186,10 @@ def _rounds(long: RepeatedSchedule, start: Ints) -> Iterator[Violation]:
             at = first + width + int(np.flatnonzero(middle[width:] != middle[:-width])[0])
             name = long.name_of(int(own[at]), int(counted(own)[at]))
             yield Violation("round", (name,), f"rank {rank} runs {name} in another order than in the round before")
-    for lane, begin in enumerate(round.begin.tolist()):
-        row = start[lane, begin : begin + round.copies * round.every]
-        late = np.flatnonzero(row[round.every :] - row[: -round.every] != round.period)
-        if len(late):
-            name = long.name_of(lane, begin + round.every + int(late[0]))
-            yield Violation("round", (name,), f"{name} does not start {round.period} µs after its like of the round before")
-            return
+    late = np.argwhere(times_apart(round, start).reshape(len(start), -1) != round.period)
+    if len(late):
+        name = long.name_of(int(late[0, 0]), int(round.begin[late[0, 0]] + round.every + late[0, 1]))
+        yield Violation("round", (name,), f"{name} does not start {round.period} µs after its like of the round before")
     if not enough_copies(long.one, round):
         text = f"{round.copies} copies of the round do not reach as far as passes wait for each other"
         yield Violation("round", (), text)

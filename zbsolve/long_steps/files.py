@@ -208,10 +208,11 @@ def _with_copies(long: RepeatedSchedule, copies: int, start: Ints) -> RepeatedSc
     order = tuple(np.delete(own, cut) for own, cut in zip(long.order, cuts, strict=True))
     behind = np.arange(few) >= round.begin[:, None] + copies * round.every
     wanted = np.take_along_axis(start, np.arange(few) + behind * out * round.every, axis=1) - behind * out * round.period
-    if (earliest_starts(problem, few, order) != wanted).any():
+    part = replace(round, copies=copies)
+    if (earliest_starts(problem, few, order, part) != wanted).any():
         return None
     whole = format_time(value_of(problem, start) + long.further * round.period)
     note = f"part of a step of {long.microbatches:,} microbatches and {whole}: {out + long.further:,} of its "
     note += f"{round.copies + long.further:,} rounds, {format_time(round.period)} each, are left out"
     named = replace(problem, source=f"{note}; {problem.source}" if problem.source else note)
-    return RepeatedSchedule(named, few, few, order, round)
+    return RepeatedSchedule(named, few, few, order, part)

@@ -109,11 +109,11 @@ class RepeatedSchedule:
         return self._schedule(self.few, [(lanes, counted(lanes)) for lanes in self.order])
 
     def unrolled(self) -> Schedule:
-        """The schedule of the whole step with all its passes, if they fit the memory of this machine."""
+        """The schedule of the whole step with all its passes, if they fit this machine. Rounds do not wait here."""
         whole = self._schedule(self.microbatches, [self.rank_order(rank) for rank in range(self.one.ranks)])
         if self.certificate is None:
             return whole
-        return whole.certified(replace(self.certificate, digest=whole.problem.digest))
+        return whole.certified(replace(self.certificate, value=int(whole.timeline().value), digest=whole.problem.digest))
 
     def _schedule(self, count: int, orders: list[tuple[Ints, Ints]]) -> Schedule:
         problem = with_microbatches(self.one, count)
@@ -139,39 +139,34 @@ def counted(lanes: Ints) -> Ints:
     return microbatch
 
 
-def places(lanes: Ints) -> Ints:
-    """The places of each lane in an order, shape (lanes, microbatches), lanes ascending; all occur equally often."""
-    return np.argsort(lanes, kind="stable").reshape(len(np.unique(lanes)), -1).astype(np.int64)
-
-
 def find_round(problem: Problem, order: Sequence[Ints], start: Ints, every: int) -> Round | None:
-    """The longest row of equal rounds of `every` microbatches in an order, if it has enough copies for `check`; else None.
+    """A round of `every` microbatches that an order repeats, with enough copies for `check`; or None. It has all copies
+    whose starts repeat; where starts drift, the fewest copies, as late as possible, and the longest time between two.
     start: earliest starts, µs, shape (lanes, few)."""
     lanes, few = rank_lanes(problem), start.shape[1]
     if few < 3 * every:
         return None
-    middle = (few - every) // 2
-    period = int(np.median(start[:, middle + every] - start[:, middle]))
-    runs, each, widths = [], [], [every * len(own) for own in lanes]
-    for rank, own in enumerate(lanes):
-        first, last = _longest(_goes_on(order[rank], every, start[own, every:] - start[own, :-every] == period))
-        copies = 1 + (last - first) // widths[rank]
-        if copies < 3 or period < 1:
-            return None
-        runs.append(first)
-        each.append(copies)
-    times = np.array([_begin(own, first, start) for own, first in zip(order, runs, strict=True)])
-    later = np.clip((times.max() - times) // period, 0, np.array(each) - min(each))  # rounds that begin about the same time
-    begin = np.zeros(len(problem.passes), np.int64)
-    for rank, own in enumerate(order):
-        begin += np.bincount(own[: runs[rank] + int(later[rank]) * widths[rank]], minlength=len(begin))
-    longest = Round(every, period, begin, min(each))
-    return longest if enough_copies(problem, longest) else None
+    apart, middle = start[:, every:] - start[:, :-every], (few - every) // 2
+    period = int(np.median(apart[:, middle]))
+    for drift in (False, True) if period > 0 else ():
+        rows = [_longest(_goes_on(own, every, drift | (apart[at] == period))) for own, at in zip(order, lanes, strict=True)]
+        first, last = np.array(rows).T
+        copies = 1 + (last - first) // [every * len(own) for own in lanes]
+        before = [np.bincount(own[:at], minlength=len(start)) for own, at in zip(order, first.tolist(), strict=True)]
+        times = np.array([start[own[at], n[own[at]]] for own, at, n in zip(order, first, before, strict=True)])
+        for count in range(3 if drift else max(3, copies.min()), copies.min() + 1):
+            when = (times + (copies - count) * period).min() if drift else times.max()  # about then all of its ranks begin
+            later = np.clip((when - times) // period, 0, copies - count)
+            round = Round(every, period, sum(before) + every * later[problem.passes.rank], count)
+            if enough_copies(problem, round):
+                return replace(round, period=int(times_apart(round, start).max()))
+    return None
 
 
-def _begin(order: Ints, place: int, start: Ints) -> int:
-    lane = order[place]
-    return int(start[lane, (order[:place] == lane).sum()])
+def times_apart(round: Round, start: Ints) -> Ints:
+    """How long each pass of a copy starts after its like of the copy before, µs, shape (lanes, copies − 1, every)."""
+    columns = round.begin[:, None] + np.arange(round.copies * round.every)
+    return np.diff(np.take_along_axis(start, columns, axis=1).reshape(len(start), -1, round.every), axis=1)
 
 
 def enough_copies(problem: Problem, round: Round) -> bool:
@@ -185,7 +180,7 @@ def enough_copies(problem: Problem, round: Round) -> bool:
 def _goes_on(order: Ints, every: int, in_time: Bools) -> Bools:
     """For each pass in a rank's order whether its lane's pass `every` microbatches later comes exactly one round later, in
     time and in the order. in_time: whether it does in time, shape (lanes of the rank, few − every)."""
-    where = places(order)
+    where = np.argsort(order, kind="stable").reshape(len(in_time), -1)
     same = in_time & (where[:, every:] - where[:, :-every] == every * len(where))
     goes_on = np.zeros(len(order), bool)
     goes_on[where[:, :-every][same]] = True
@@ -195,7 +190,5 @@ def _goes_on(order: Ints, every: int, in_time: Bools) -> Bools:
 def _longest(row: Bools) -> tuple[int, int]:
     """The begin and the end of the longest run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], row, [False]]).astype(np.int8))).reshape(-1, 2)
-    if not len(edges):
-        return 0, 0
-    first, last = edges[int((edges[:, 1] - edges[:, 0]).argmax())].tolist()
+    first, last = max(edges.tolist(), key=lambda edge: edge[1] - edge[0], default=(0, 0))
     return first, last

@@ -9,7 +9,7 @@ microbatches. Each copy adds one period (proof: `long_steps.check`). The bound n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import lcm
 
@@ -25,7 +25,7 @@ from ..ilp.bounds.bound import AREA, Bound
 from ..ilp.bounds.many import bound_of_many, check_plain
 from ..long_steps.check import earliest_starts, peaks, value_of
 from ..long_steps.files import MAX_PASSES
-from ..long_steps.repeated import RepeatedSchedule, Round, find_round
+from ..long_steps.repeated import RepeatedSchedule, Round, find_round, times_apart
 from ..problem import Ints, Problem
 from ..schedule import Certificate
 from ..schedule.handover import lacking
@@ -38,19 +38,10 @@ from .solver import ready, solve
 EVERY = (1, 2, 3, 4, 6, 8, 12)  # round sizes that are tried, in microbatches
 MULTIPLE = 24  # a multiple of all these sizes
 MAX_MULTIPLE = 512  # where the common multiple of MULTIPLE and the ranks is larger, lengths are chosen by MULTIPLE alone
+NEAR = 2e-4  # starts that drift by more of a round's period may do so less in a longer order
 SECONDS_PER_SHOWN_PASS = 2e-6  # the worst time of decoding; with less time left it does not begin
 
 Progress = Callable[[str], None]
-
-
-@dataclass
-class FewFound:
-    """A short order that has rounds. few: its microbatches. order: lanes of each rank. value: µs of the whole step."""
-
-    few: int
-    order: tuple[Ints, ...]
-    round: Round
-    value: int
 
 
 @dataclass
@@ -64,14 +55,15 @@ class ManySearch:
     clock: Clock
     seed: int
     progress: Progress
-    best: FewFound | None = None
+    best: RepeatedSchedule | None = None
+    value: int = 0  # of the best, µs
     solver: str = ""
-    shown: int = 0  # how many offered orders had rounds
+    shown: int = 0  # how many offered orders had rounds that hardly drift
 
     @property
     def done(self) -> bool:
         """Whether the best order meets the bound, or the time is up."""
-        return self.clock.left <= 0 or (self.best is not None and self.best.value <= self.bound.value)
+        return self.clock.left <= 0 or (self.best is not None and self.value <= self.bound.value)
 
     @cached_property
     def every(self) -> tuple[int, ...]:
@@ -85,7 +77,7 @@ class ManySearch:
 
     def worth(self, block: MeshedBlock, few: int) -> bool:
         """Whether so many microbatches of a meshed block may be shorter than the best order, with time to show it."""
-        return self.best is None or (block.estimate * self.microbatches < self.best.value and self.time_to_show(few))
+        return self.best is None or (block.estimate * self.microbatches < self.value and self.time_to_show(few))
 
     def time_to_show(self, few: int) -> bool:
         """Whether the time left is enough to decode `few` microbatches; always while there is no order yet."""
@@ -102,24 +94,34 @@ class ManySearch:
         round = self._round_of(order, start, rounds or self.every)
         if round is None:
             return
-        self.shown += 1
+        apart = times_apart(round, start)
+        self.shown += int(apart.mean() >= (1 - NEAR) * round.period)
+        if (apart != round.period).any():
+            start = earliest_starts(self.one, few, order, round)
+            if (times_apart(round, start) != round.period).any():
+                return
         value = value_of(self.one, start) + (self.microbatches - few) // round.every * round.period
-        if self.best is not None and value >= self.best.value:
+        if self.best is not None and value >= self.value:
             return
         long = RepeatedSchedule(self.one, self.microbatches, few, order, round)
         # Rounds repeat, so the short order holds as many waiting messages at once as the whole step.
         if self.one.messages is None or not lacking(long.sample()).any():
-            self.best, self.solver = FewFound(few, order, round, value), solver
+            self.best, self.value, self.solver = long, value, solver
             gap = 1 - self.bound.value / value
             self.progress(f"{value / 1e3:,.3f} ms, gap {gap:.2%}: {few} microbatches, rounds of {round.every}")
 
     def _round_of(self, order: tuple[Ints, ...], start: Ints, rounds: tuple[int, ...]) -> Round | None:
-        """The order's round of fewest microbatches, or None. start: earliest starts, µs, shape (lanes, few)."""
+        """The order's round of fewest microbatches whose starts repeat, else the fastest; or None. start: earliest starts,
+        µs, shape (lanes, few)."""
         left = self.microbatches - start.shape[1]
-        if start.min() < 0 or left < 0:
-            return None
-        repeats = (find_round(self.one, order, start, every) for every in rounds if left % every == 0)
-        return next((round for round in repeats if round is not None), None)
+        best: Round | None = None
+        for every in rounds if start.min() >= 0 and left >= 0 else ():
+            round = find_round(self.one, order, start, every) if left % every == 0 else None
+            if round is not None and (best is None or round.period * best.every < best.period * every):
+                best = round
+            if round is not None and (times_apart(round, start) == round.period).all():
+                return round
+        return best
 
 
 # Lengths of short orders, as multiples of the depth (the microbatches in flight at once):
@@ -195,10 +197,10 @@ def solve_many(
             raise
     if search.best is None:
         raise NotFound("many microbatches: no order that repeats was found in this time; others may exist")
-    best, used = search.best, 0.0 if search.clock.counted else round(search.clock.used, 3)
+    used = 0.0 if search.clock.counted else round(search.clock.used, 3)
     proven = bound.value, bound.kind, bound.ranks, bound.proof
-    certificate = Certificate(problem.objective, best.value, *proven, search.solver, used, seed, problem.digest)
-    return RepeatedSchedule(problem, microbatches, best.few, best.order, best.round, certificate)
+    certificate = Certificate(problem.objective, search.value, *proven, search.solver, used, seed, problem.digest)
+    return replace(search.best, certificate=certificate)
 
 
 def _higher(problem: Problem, microbatches: int, bound: Bound, clock: Clock) -> Bound:
@@ -312,8 +314,7 @@ def _from_small(search: ManySearch, few: int, depth: int) -> Iterator[None]:
             raise
         return
     search.clock.spend(amount)
-    by_rank = [rows // few for rows in schedule.sequences.values()]
-    search.offer(few, np.concatenate(by_rank), "a small step")
+    search.offer(few, np.concatenate(list(schedule.sequences.values())) // few, "a small step")
     yield
     g, flight = of_length(search.graph, few), microbatches_in_flight(search.graph)
     start = np.asarray(schedule.timeline().start)[g.passes]
