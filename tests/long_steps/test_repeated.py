@@ -233,7 +233,9 @@ def drifting() -> Iterator[RepeatedSchedule]:
         own = tuple(np.split(g.passes[order // 16, 0] // 16, np.cumsum(np.diff(graph.rank_lane_first) * 16)[:-1]))
         start = earliest_starts(one, 16, own)
         round = find_round(one, own, start, draw.choice((1, 2, 3)))
-        if round is not None and (times_apart(round, start) != round.period).any():
+        if round is None or (times_apart(round, start) == round.period).all():
+            continue
+        if (times_apart(round, earliest_starts(one, 16, own, round)) == round.period).all():
             yield RepeatedSchedule(one, 16, 16, own, round)
 
 
