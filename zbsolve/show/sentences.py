@@ -20,8 +20,8 @@ from ..util.text import exact_time, format_bytes, format_times, plural, printabl
 def headline(schedule: Schedule, of_all: bool = False) -> str:
     """One line: ranks, stages, microbatches, passes, source of times. of_all: only what all orders of this work share."""
     problem = schedule.problem
-    more = ({}, {}) if of_all else ({"stage": problem.stages}, {"pass_": len(problem.passes)})
-    counts = {"rank": problem.ranks, **more[0], "microbatch": problem.microbatches, **more[1]}
+    step = {"rank": problem.ranks, "stage": problem.stages, "microbatch": problem.microbatches, "pass_": len(problem.passes)}
+    counts = {noun: count for noun, count in step.items() if not of_all or noun in ("rank", "microbatch")}
     source = f" ({printable(problem.source)})" if problem.source else ""
     return plural(**counts) + source
 

@@ -175,7 +175,7 @@ def _syncs(schedule: Schedule, rounds: Rounds) -> RoundArcs:
     index, middle = schedule.problem.index if schedule.syncs else {}, rounds.last // 2
     before, after = np.array([[index[name] for name in pair] for pair in schedule.syncs], np.int64).reshape(-1, 2).T
     own, following = (rounds.into(before, after, 0 * before, number) for number in (middle, min(middle + 1, rounds.last)))
-    if {*zip(*map(np.ndarray.tolist, own), strict=True)} != {*zip(*map(np.ndarray.tolist, following), strict=True)}:
+    if {*zip(*(c.tolist() for c in own), strict=True)} != {*zip(*(c.tolist() for c in following), strict=True)}:
         raise BadInput("period: the waits (syncs) of one round are not those of the next: give more microbatches")
     return own
 
