@@ -9,7 +9,7 @@ import pytest
 
 from zbsolve import BadInput, Infeasible, Step, frontier
 from zbsolve.partition.file import Partition, parse_partition
-from zbsolve.profile.known_steps import usual_schedule
+from zbsolve.profile.named_steps import usual_schedule
 from zbsolve.profile.step import OPEN, STEP_FIELDS
 
 from ..support.profiles import equal_layers, toy_profile

@@ -11,7 +11,7 @@ import pytest
 
 from zbsolve import BadInput, Layer, Link, Profile, Step, pipeline, preset, solve
 from zbsolve.cli import main
-from zbsolve.profile.known_steps import step_for
+from zbsolve.profile.named_steps import step_for
 from zbsolve.search.pareto import frontier
 from zbsolve.show.profile_meaning import meaning
 from zbsolve.systems import name_on, presets_of

@@ -11,7 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from ..problem import Problem
-from ..profile.known_steps import step_for
+from ..profile.named_steps import step_for
 from ..profile.profile import Profile
 from ..schedule import Certificate, Schedule
 from ..search.race import better

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..partition.layer import layer_ranges
 from ..partition.stage_memory import StageMemory
-from ..profile.known_steps import step_for
+from ..profile.named_steps import step_for
 from ..profile.profile import Profile
 from ..profile.step import Step
 from ..schedule.timeline import Timeline

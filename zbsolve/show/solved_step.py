@@ -22,7 +22,7 @@ from ..partition.file import Partition
 from ..partition.stage_costs import least_step
 from ..problem import Problem
 from ..profile.doubtful import rounding_note
-from ..profile.known_steps import usual_schedule
+from ..profile.named_steps import usual_schedule
 from ..profile.profile import Profile
 from ..profile.step import Step
 from ..schedule import Schedule
