@@ -1,4 +1,4 @@
-"""`python -m zbsolve.cli`."""
+"""`python -m zbsolve.cli`, which scripts use."""
 
 from .app import entry_point
 
