@@ -194,9 +194,9 @@ def through_all(row: BoundRow, first: tuple[int, int], whole: int, part: int, la
     most = -(-row.blocks // (row.ranks * row.chunks))  # blocks on some stage
     if row.parts == 1:
         return row.blocks * whole
-    at_rank = before * part + here * whole + (row.blocks - before - here) * late - row.parts  # each part is rounded
-    at_first = whole + (row.blocks - 1) * late - row.parts
-    return max((row.blocks + (row.parts - 1) * most) * part, at_rank, at_first)
+    at_rank = before * part + here * whole + (row.blocks - before - here) * late
+    at_one = max(at_rank, whole + (row.blocks - 1) * late) - row.parts  # each part is rounded
+    return max((row.blocks + (row.parts - 1) * most) * part, at_one)
 
 
 @inner_kernel
