@@ -26,7 +26,7 @@ FAR_OFF = 0.2  # measured beside predicted: from here on the prediction is of an
 def command(*words: str, limit: float = 600.0) -> None:
     """Run one zbsolve command, and show it. Raises SystemExit if it fails."""
     print(f"\n$ zbsolve {shlex.join(words)}", flush=True)
-    whole = [sys.executable, "-m", "zbsolve.cli", *words]
+    whole = [sys.executable, "-m", "zbsolve", *words]
     try:
         code = subprocess.run(whole, env=child_environment(), timeout=limit, check=False).returncode
     except subprocess.TimeoutExpired:

@@ -330,7 +330,7 @@ def vocabulary_run(steps: int = 5, seconds: float = 5.0) -> Results:
     model = "benchmarks.emulation:wordy_model"
     with tempfile.TemporaryDirectory(prefix="zbsolve-vocabulary-") as folder:
         path = str(Path(folder) / "profile.json")
-        subprocess.run([sys.executable, "-m", "zbsolve.cli", "profile", model, "-o", path], check=True)
+        subprocess.run([sys.executable, "-m", "zbsolve", "profile", model, "-o", path], check=True)
         costs = Profile.load(path)
     ways = (
         (2, "their passes", {"check": True}, model),

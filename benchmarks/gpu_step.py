@@ -179,7 +179,7 @@ def _profiled(folder: Path) -> Profile:
     """A profile of the model on a quarter of the GPU, while others compute on the other quarters."""
     path, stop = folder / "profile.json", folder / "stop"
     busy = [_start(["-m", "benchmarks.gpu_step", str(stop)], rank) for rank in range(1, RANKS)]
-    command = ["-m", "zbsolve.cli", "profile", SPEC, "--device", "cuda", "--capture", "--seconds", str(SECONDS["profile"])]
+    command = ["-m", "zbsolve", "profile", SPEC, "--device", "cuda", "--capture", "--seconds", str(SECONDS["profile"])]
     one = _start([*command, "-o", str(path)], 0)
     try:
         if one.wait(PROFILE_LIMIT):

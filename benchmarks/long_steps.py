@@ -220,7 +220,7 @@ def big_step(
 def _ran(folder: Path, command: list[str]) -> Results:
     """Exit status, seconds, CPU seconds and MiB of a command of the checkout in `folder`, and the end of its output."""
     environment = {**os.environ, "PYTHONPATH": str(folder.resolve())}
-    began, whole = time.monotonic(), ["timeout", str(LIMIT), sys.executable, "-m", "zbsolve.cli", *command]
+    began, whole = time.monotonic(), ["timeout", str(LIMIT), sys.executable, "-m", "zbsolve", *command]
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(whole, stdout=out, stderr=subprocess.DEVNULL, env=environment, cwd=folder)
         _, status, used = os.wait4(process.pid, 0)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from zbsolve.exec.backward.layer_split import LayerSplit
 from zbsolve.exec.backward.stage import Stage
@@ -85,6 +84,8 @@ def _fused(layer: nn.Module) -> Way:
 
 def _torchs(layer: nn.Module) -> Way:
     """torch.distributed.pipelining's own split: what its stages call for I and W."""
+    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
     parameters = list(layer.parameters())
 
     def forward(x: Tensor) -> tuple[Tensor, Any]:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 
 from tests.support.exec_ranks import on_ranks
 from tests.support.recorded import SAMPLES, a_schedule, primus_run, with_halved_backward, with_lengths
@@ -354,6 +353,8 @@ def _there_and_back(folder: Path, steps: int, seconds: float) -> list[Results]:
 def torch_run(rank: int, given: tuple[str, int, str]) -> list[float]:
     """Wall times of steps on this rank, ms, by an order in a CSV file. A folder gets torch profiler's traces of some more
     steps ("": none)."""
+    from torch.distributed.pipelining import PipelineStage
+
     csv, steps, traces = given
     stage = split_stage(PipelineStage(nn.Linear(WIDTH, WIDTH), rank, RANKS, torch.device("cpu")))
     for name, times in PASSES.items():

@@ -351,9 +351,7 @@ def _check_loss(model: Model, x: Any, target: Any) -> None:
     with naming(f"model '{model.name}': its loss fails on {words(x)}"):
         loss: Any = without_metrics(model.loss(x, target))
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-        raise BadInput(
-            f"model '{model.name}': its loss gives {words(loss)}, not a tensor of one number, nor that and a dict"
-        )
+        raise BadInput(f"model '{model.name}': its loss gives {words(loss)}, no tensor of one number, nor that and a dict")
     if not loss.requires_grad:
         raise BadInput(f"model '{model.name}': its loss lets no gradient back")
 

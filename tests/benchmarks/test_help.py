@@ -9,22 +9,26 @@ pytest.importorskip("torch")
 from benchmarks.__main__ import main
 from benchmarks.harness import scripts, tables_of
 
-ALL = [(script, name) for script in scripts() for name in tables_of(script)]
+
+@pytest.fixture(scope="module")
+def tables() -> list[tuple[str, str]]:
+    """Script and name of each."""
+    return [(script, name) for script in scripts() for name in tables_of(script)]
 
 
-def test_without_words_all_tables_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_words_all_tables_are_listed(tables: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
-    assert [row for row in rows if tuple(row) in ALL] == [list(one) for one in ALL]
-    assert len(ALL) == len({name for _, name in ALL})  # a table's name is its file's
+    assert [row for row in rows if tuple(row) in tables] == [list(one) for one in tables]
+    assert len(tables) == len({name for _, name in tables})  # a table's name is its file's
 
 
-@pytest.mark.parametrize(("script", "name"), ALL)
-def test_help(script: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([script, name, "--help"])
-    assert end.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: python -m benchmarks {script} {name} ")
+def test_help(tables: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    for script, name in tables:
+        with pytest.raises(SystemExit) as end:
+            main([script, name, "--help"])
+        assert end.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: python -m benchmarks {script} {name} ")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def measured(tmp_path):
 
 def zbsolve(*arguments, stdin=None):
     return subprocess.run(
-        [sys.executable, "-m", "zbsolve.cli", *arguments], input=stdin, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "zbsolve", *arguments], input=stdin, capture_output=True, text=True, timeout=300
     )
 
 
@@ -149,6 +149,7 @@ def test_a_hint_is_where_the_search_starts(measured, tmp_path, capsys):
     assert main([*step, "--hint", first, "--effort", "0.1", "-o", again]) == 0
     values = [Schedule.load(path).timeline().value for path in (first, again)]
     assert values[1] <= values[0]
+    assert "hint" not in Schedule.load(again).certificate.solver
     assert main(["solve", measured, "--ranks", "2", "--microbatches", "3", "--hint", first, "--effort", "0.1"]) == 2
     assert "other passes than the problem: the hint has 4 microbatches, the problem 3\n" in capsys.readouterr().err
 
@@ -265,9 +266,11 @@ def test_pictures_of_what_solve_found(tmp_path, capsys):
         said = capsys.readouterr().out
         assert passes in said
         assert ("a file says" in said) == (microbatches != "4")  # a short step's bound is proven again
-    for command in (["check", out, "-o", page], ["plan", "-o", str(tmp_path / "x.svg")]):
+    for command in (["check", out, "-o", page], ["plan", "-o", str(tmp_path / "x.svg")], [*step, "-o", "x.txt"]):
         assert main(command) == 2
-        assert f"{command[-1]}: '{command[0]}' writes no such picture" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"{command[-1]}: unknown ending; '{command[0]}' writes .json" in said
+        assert ("'show' draws" in said) == (command[-1] != "x.txt")
 
 
 def test_files_beside_one_that_cannot_be_drawn_are_written(tmp_path, capsys, monkeypatch):

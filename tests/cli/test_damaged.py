@@ -156,6 +156,7 @@ def test_profiles(tmp_path: Any) -> None:
         ),
         (lambda body: body["problem"]["passes"].update(kind="F*2 Z*10"), "field 'kind' has an unknown kind 'Z'"),
         (lambda body: body.update(certficate=None), "field 'certficate' is unknown (one of digest, order,"),
+        (lambda body: body.update(later=1), "; a newer zbsolve may have written it"),
         (lambda body: body["problem"].update(pool=[]), "problem: field 'pool' is unknown (one of objective,"),
         (lambda body: body.update(version="1"), "format version '1' is not a whole number from 1 on (field 'version')"),
         (lambda body: body.update(version=3), "version 3 of a schedule needs a newer zbsolve: this one reads up to 2"),

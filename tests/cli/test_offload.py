@@ -132,7 +132,7 @@ WRONG: list[Any] = [
     (f"solve @none.json {SOLVE} --offload full", "offload: the profile knows no host link: give its field 'host'"),
     (f"solve @p.json {SOLVE} --offload 7:1", "offload: there is no stage 7 (they are 0 to 3)"),
     (f"solve @p.json {SOLVE} --offload 0:1.5", "offload: fraction of stage 0 is 1.5, not from 0 to 1"),
-    (f"solve @p.json {SOLVE} --offload much", "offload 'much': none, full, half, or a fraction a stage"),
+    (f"solve @p.json {SOLVE} --offload much", "offload 'much': none, full, half, or fractions such as"),
     ("solve @s.json --offload full", "its problem says what is offloaded: leave it out"),
     ("numbers --ranks 1 --F 1 --BW 1 host-bandwidth=0GB/s -o @x", "host: bandwidth 'd2h' is 0 bytes a µs"),
     ("numbers --ranks 1 --F 1 --BW 1 host-bandwidth=-5GB/s -o @x", "a bandwidth may not be negative"),

@@ -198,7 +198,7 @@ def parsed(block: Block, words: Sequence[str]) -> None:
         if not options.module:
             assert (ROOT / options.training_script).exists(), f"{block}: {words}"
             return
-        assert options.training_script == "zbsolve.cli"
+        assert options.training_script == "zbsolve"
     found: argparse.Namespace = parser().parse_args(rest)
     assert callable(found.command)
 

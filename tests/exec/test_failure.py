@@ -334,7 +334,7 @@ def test_a_loss_that_is_no_number_fails_the_check(
 def test_a_signal_to_the_launcher_ends_all(
     own: str, schedule: str, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    command = [sys.executable, "-m", "zbsolve.cli", "run", schedule, "--model", f"{own}:hang", "--local"]
+    command = [sys.executable, "-m", "zbsolve", "run", schedule, "--model", f"{own}:hang", "--local"]
     environment = {**child_environment(), "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True)
     try:

@@ -327,7 +327,7 @@ def test_every_row_counts_alike_also_in_microbatches_of_sizes(two: Jobs) -> None
     assert [rank.keys() for rank in two["tried"]] == [TRIALS.keys()] * 2
     assert too_far(two["tried"], 1e-12) == {}
     split, even, _ = two["wrong_sizes"][0]
-    assert "(7, 8) does not split into microbatches of 1,3,2 rows" in split
+    assert "(7, 8) does not make microbatches of 1,3,2 rows" in split
     assert "have other rows than the schedule's sizes: 2 of 1, 2 of 3, 2 of 2" in even
     assert {rank[2] for rank in two["wrong_sizes"]} == {"step: uneven: the schedule says how large microbatches are: 1,3,2"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -321,14 +322,14 @@ class Named(NamedTuple):
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (Named(torch.ones(1)), "a structure that cannot be sent: .*Named.*: hand on tuples, lists and dicts"),
-        ((torch.eye(2).to_sparse(),), "makes a sparse tensor, which cannot be sent: hand on a dense one"),
-        (torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "makes a nested tensor, which cannot be sent"),
+        (lambda: Named(torch.ones(1)), "a structure that cannot be sent: .*Named.*: hand on tuples, lists and dicts"),
+        (lambda: (torch.eye(2).to_sparse(),), "makes a sparse tensor, which cannot be sent: hand on a dense one"),
+        (lambda: torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "makes a nested tensor, which cannot"),
     ],
 )
-def test_what_cannot_be_sent_is_named(value: Any, why: str) -> None:
+def test_what_cannot_be_sent_is_named(value: Callable[[], Any], why: str) -> None:
     with pytest.raises(BadInput, match=f"^{why}[^\n]*$"):
-        Format.of(value)
+        Format.of(value())
 
 
 def test_batches_of_several_tensors_are_cut_along_their_rows() -> None:

@@ -218,8 +218,12 @@ def test_a_rank_holds_its_own_layers_alone(two: dict[str, list[Any]]) -> None:
     assert first["ones"] == second["ones"] > 0
 
 
-def drawn(seed: int) -> Trial:
-    """A random placement and order on 4 ranks."""
+def drawn() -> dict[str, Trial]:
+    """Random placements and orders on 4 ranks."""
+    return {str(seed): drawn_with(seed) for seed in range(RANDOM)}
+
+
+def drawn_with(seed: int) -> Trial:
     rng = random.Random(seed)
     stages = rng.randint(4, 7)
     spot = [0, 1, 2, 3, *(rng.randrange(4) for _ in range(stages - 4))]
@@ -231,11 +235,8 @@ def drawn(seed: int) -> Trial:
     return Trial(problem=problem, layers=toy, batch=lambda place, step: (x.chunk(m), x.flip(0).chunk(m)), order=seed)
 
 
-DRAWN = {str(seed): drawn(seed) for seed in range(RANDOM)}
-
-
 def test_random_schedules_are_right_and_never_hang() -> None:
-    ranks = on_ranks(4, TRIED, f"{__name__}:DRAWN")
+    ranks = on_ranks(4, TRIED, f"{__name__}:drawn")
     assert too_far(ranks, 1e-5) == {}
     assert [len(rows) for rows in ranks] == [RANDOM] * 4
 

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from zbsolve import BadInput, Schedule, Trace, preset, problem_for, verify
+from zbsolve.cli.run import gpus_not_used, unlike_lengths
 from zbsolve.exec.run.launch import run_local
 from zbsolve.models.by_name import load
 from zbsolve.models.model import Model, seeded
@@ -120,6 +122,16 @@ def own(tmp_path: Path) -> str:
     return str(path)
 
 
+def test_lengths_and_gpus_that_a_run_does_not_use_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = a_problem((0, 1), 4, layers=4)
+    assert unlike_lengths(plain) == []
+    assert "number 1 is the longest, 3.00 times the shortest" in unlike_lengths(plain.scaled((1, 3, 1, 1), 0))[0]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    asked = Namespace(device="auto", one_device=None)
+    assert "WARNING: on the CPU: 1 GPU for more ranks" in gpus_not_used(asked, {})[0]
+    assert gpus_not_used(asked, {"on": "cuda:0"}) == gpus_not_used(Namespace(device="cpu", one_device=None), {}) == []
+
+
 def test_what_does_not_fit_is_said_before_any_rank_starts(own: str) -> None:
     schedule = random_schedule(a_problem((0, 1), 2, layers=4))
     with pytest.raises(BadInput, match="for 4 layers, but the model has 8"):
@@ -136,7 +148,7 @@ def command(*arguments: str, ranks: int = 0) -> subprocess.CompletedProcess[str]
         start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)}
     return subprocess.run(
-        [*start, "zbsolve.cli", *arguments], capture_output=True, text=True, timeout=300, env=environment, check=False
+        [*start, "zbsolve", *arguments], capture_output=True, text=True, timeout=300, env=environment, check=False
     )
 
 

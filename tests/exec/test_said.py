@@ -71,7 +71,7 @@ def test_what_a_model_prints_is_shown_and_an_interrupt_keeps_the_steps_that_were
     path, schedule, out = tmp_path / "talks.py", tmp_path / "s.json", tmp_path / "trace.json"
     path.write_text(f"{MODEL}\n{SOON}")
     random_schedule(a_problem((0, 1), 2, layers=4)).save(schedule)
-    command = [sys.executable, "-m", "zbsolve.cli", "run", str(schedule), "--model", f"{path}:pipeline", "--local"]
+    command = [sys.executable, "-m", "zbsolve", "run", str(schedule), "--model", f"{path}:pipeline", "--local"]
     command += ["--steps", "1000000", "--warmup", "1", "-o", str(out)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()

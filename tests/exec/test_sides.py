@@ -460,6 +460,17 @@ def test_a_layer_that_does_not_do_what_it_says_is_named() -> None:
         called(taker, Carried(torch.ones(1), {"a": torch.ones(1)}))
 
 
+def test_a_layer_may_change_what_it_gives() -> None:
+    layer = nn.Identity()
+    assert not isinstance(called(layer, torch.ones(1)), Carried)
+    layer.takes = names = ["a"]  # type: ignore[assignment]
+    with pytest.raises(BadInput, match="takes 'a'"):
+        called(layer, torch.ones(1))
+    names[0] = "b"
+    with pytest.raises(BadInput, match="takes 'b'"):
+        called(layer, torch.ones(1))
+
+
 def forgotten() -> Any:
     """A skip that nobody takes."""
     from ..support.side_models import u_net

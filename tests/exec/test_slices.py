@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -198,9 +198,13 @@ def pipeline_of(case: Case, seed: int = 0, schedule: Schedule | None = None, **m
     return trial_of(case, schedule).pipeline(**more)
 
 
-TRIALS = {
-    name: trial_of(case, schedule) for seed, case in enumerate(CASES) for name, schedule in schedules_of(case, seed).items()
-}
+@cache
+def trials() -> dict[str, Trial]:
+    """Of every case, and of each order of one."""
+    found = {}
+    for seed, case in enumerate(CASES):
+        found |= {name: trial_of(case, schedule) for name, schedule in schedules_of(case, seed).items()}
+    return found
 
 
 def right(layers: Sequence[nn.Module], x: Sequence[Tensor], y: Sequence[Tensor]) -> float:
@@ -379,23 +383,26 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 OTHERS = replace(EVEN, count=4, lengths=(5, 3, 2, 2))
-# Behind the first step another pipeline goes on, whose sequences are cut otherwise. With `PostValidated` the third step's
-# forwards run twice, because the step before was too large.
-TRAININGS = {
-    "clipped": Training(trial=TRIALS["even"], optimizer=adamw, clip=0.01, saved=1),
-    "others": Training(trial=trial_of(OTHERS, schedules_of(OTHERS, 1)["even"]), optimizer=adamw, clip=0.01, after="clipped"),
-    **{
-        f"late, {name}": Training(
-            trial=trial,
+
+
+@cache
+def trained_here() -> dict[str, Training]:
+    """Behind the first step another pipeline goes on, whose sequences are cut otherwise. With `PostValidated` the third
+    step's forwards run twice, because the step before was too large."""
+    others = trial_of(OTHERS, schedules_of(OTHERS, 1)["even"])
+    rows = {
+        "clipped": Training(trial=trials()["even"], optimizer=adamw, clip=0.01, saved=1),
+        "others": Training(trial=others, optimizer=adamw, clip=0.01, after="clipped"),
+    }
+    for case in (one for one in CASES if one.name in VALIDATED):
+        rows[f"late, {case.name}"] = Training(
+            trial=trial_of(case, schedules_of(case, 0)[case.name]),
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
             updates=4,
             late=LATE,
             spoil=thousandfold,
         )
-        for name, trial in ((one.name, trial_of(one, schedules_of(one, 0)[one.name])) for one in CASES)
-        if name in VALIDATED
-    },
-}
+    return rows
 
 
 def trainings(rank: int, folder: str) -> dict[str, Any]:
@@ -404,7 +411,7 @@ def trainings(rank: int, folder: str) -> dict[str, Any]:
     def run(training: Training, pipe: Pipeline, *more: Any) -> dict[str, Any]:
         return trained(training, pipe, *more) | {"ahead": Cut.of(pipe.programs, pipe.rank).length}
 
-    return all_trained(rank, f"{__name__}:TRAININGS", folder, run)
+    return all_trained(rank, f"{__name__}:trained_here", folder, run)
 
 
 def all_of(rank: int, folder: str) -> dict[str, Any]:
@@ -420,7 +427,7 @@ def all_of(rank: int, folder: str) -> dict[str, Any]:
 def most_of(rank: int, folder: str) -> dict[str, Any]:
     """What has models alike."""
     first = {one.name: evaluated(one) for one in CASES if one.name in EVALUATED and one.barriers}
-    cases, again = tried(rank, f"{__name__}:TRIALS", ran), dist.new_group([0, 1])
+    cases, again = tried(rank, f"{__name__}:trials", ran), dist.new_group([0, 1])
     named = {one.name: one for one in CASES if one.dp == 1 and rank <= max(one.placement)}
     here = [one for one in named.values() if one.name in EVALUATED and not one.barriers]
     return {
@@ -433,7 +440,12 @@ def most_of(rank: int, folder: str) -> dict[str, Any]:
     }
 
 
-LIMITS = {name: 1e-6 if "float32" in name else 1e-12 for name in TRIALS}
+@cache
+def limits() -> dict[str, float]:
+    """The largest differences of a trial, by its name."""
+    return {name: 1e-6 if "float32" in name else 1e-12 for name in trials()}
+
+
 SMALL = GptSizes(width=8, blocks=2, heads=2, batch=2, length=12)
 
 
@@ -444,16 +456,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_loss_and_gradients_are_those_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
-    assert found[0]["cases"].keys() == LIMITS.keys()
+    assert found[0]["cases"].keys() == limits().keys()
     assert min(len(rank["cases"]) for rank in found) >= 5
-    assert too_far([rank["cases"] for rank in found], 0.0, **LIMITS) == {}
+    assert too_far([rank["cases"] for rank in found], 0.0, **limits()) == {}
 
 
 def test_evaluations_and_outputs_are_those_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
     assert found[0]["evaluated"].keys() == set(EVALUATED)
     for rank in found:
         for name, differences in rank["evaluated"].items():
-            assert max(differences) <= LIMITS[name], name
+            assert max(differences) <= limits()[name], name
 
 
 def test_ranks_make_attention_for_each_other(found: list[dict[str, Any]]) -> None:
@@ -461,7 +473,7 @@ def test_ranks_make_attention_for_each_other(found: list[dict[str, Any]]) -> Non
     names = [one.name for one in CASES if one.exchange]
     assert len(names) == 4
     for name in names:
-        orders = [order for order in TRIALS if order == name or order.startswith(f"{name}, order")]
+        orders = [order for order in trials() if order == name or order.startswith(f"{name}, order")]
         made, *anyhow = (
             sum(rank["cases"][order]["answers"] for rank in found if order in rank["cases"]) for order in orders
         )
@@ -490,7 +502,7 @@ def test_a_layer_that_mixes_tokens_is_named_on_all_ranks(found: list[dict[str, A
 def test_training_is_that_of_the_unsliced_model(found: list[dict[str, Any]]) -> None:
     """Of steps validated late the first slices' forwards run ahead, and once more where the step before was made anew; keys
     are those of the second run then."""
-    assert found[0]["trained"].keys() == TRAININGS.keys()
+    assert found[0]["trained"].keys() == trained_here().keys()
     assert too_far([rank["trained"] for rank in found], 1e-12) == {}
     for name in VALIDATED:
         rows = [rank["trained"][f"late, {name}"] for rank in found if f"late, {name}" in rank["trained"]]

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
 
 from zbsolve import BadInput
 
@@ -25,6 +24,13 @@ OURS, STAGES = "zbsolve.exec.torchtitan", "torchtitan.distributed.pipeline_paral
 
 def build(*, rows: dict[int, list[str | None]] | None) -> Any:
     return SimpleNamespace() if rows is None else SimpleNamespace(pipeline_order=rows)
+
+
+def titan_stages() -> dict[str, Any]:
+    """The stand-in of torchtitan's module. (The import of torch's takes a second.)"""
+    from torch.distributed.pipelining import PipelineStage
+
+    return {STAGES: {"PipelineStage": PipelineStage, "_build_pipeline_schedule": build}}
 
 
 @pytest.fixture
@@ -39,7 +45,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("alone")
 def test_stages_made_after_the_import_are_split() -> None:
-    with modules({STAGES: {"PipelineStage": PipelineStage, "_build_pipeline_schedule": build}}):
+    with modules(titan_stages()):
         titan = import_module(STAGES)
         before = titan.PipelineStage(nn.Linear(3, 3), 0, 1, torch.device("cpu"))
         import_module(OURS)
@@ -47,7 +53,7 @@ def test_stages_made_after_the_import_are_split() -> None:
         hooks = titan.PipelineStage, titan._build_pipeline_schedule
         import_module(OURS).install()
         assert hooks == (titan.PipelineStage, titan._build_pipeline_schedule)
-    assert isinstance(made, PipelineStage)
+    assert isinstance(made, titan_stages()[STAGES]["PipelineStage"])
     assert made.dw_builder is not None
     assert before.dw_builder is None
 
@@ -58,7 +64,7 @@ def test_stages_made_after_the_import_are_split() -> None:
     [({0: ["0F0", "0I0", None, "0W0"]}, False), ({0: ["0F0", "0B0", "(0F1;1B0)OVERLAP_F_B"]}, True), (None, True)],
 )
 def test_a_schedule_without_w_is_told(rows: dict[int, list[str | None]] | None, warned: bool) -> None:
-    with modules({STAGES: {"PipelineStage": PipelineStage, "_build_pipeline_schedule": build}}):
+    with modules(titan_stages()):
         import_module(OURS)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")

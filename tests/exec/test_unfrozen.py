@@ -119,7 +119,7 @@ WRONG = {
     ),
     "no_grad": (
         0,
-        "step: torch makes no gradients here (no_grad, inference_mode): call evaluate or forward in its place",
+        "step: torch makes no gradients here (no_grad, inference_mode): call evaluate or forward",
     ),
     "inference_mode": (
         0,

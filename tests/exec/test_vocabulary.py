@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -179,10 +180,13 @@ def pipeline_of(case: Case, problem: Problem | None = None, **more: Any) -> Pipe
     return trial_of(case, problem=problem).pipeline(**more)
 
 
-TRIALS, GRAPHS = (
-    {one.name: trial_of(one, seed) for seed, one in enumerate(CASES) if (one.split == "graph") == graph}
-    for graph in (False, True)
-)
+@cache
+def trials(graph: bool = False) -> dict[str, Trial]:
+    """Of the cases whose backward is split by layers, or by their graph."""
+    return {one.name: trial_of(one, seed) for seed, one in enumerate(CASES) if (one.split == "graph") == graph}
+
+
+graphs = partial(trials, graph=True)
 
 
 def evaluated(rank: int, _: None) -> dict[str, float]:
@@ -264,7 +268,7 @@ LIMITS = {"float32": 1e-6, "autocast": 5e-2}
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What three ranks tried in one launch."""
-    jobs = {"tried": f"{__name__}:TRIALS", "refused": None, "evaluated": None}
+    jobs = {"tried": f"{__name__}:trials", "refused": None, "evaluated": None}
     return jobs_on(3, __name__, {**jobs, "checkpoints": str(tmp_path_factory.mktemp("checkpoints"))})
 
 
@@ -339,7 +343,7 @@ def finished(programs: Sequence[Program]) -> bool:
 
 
 def test_loss_and_gradients_are_those_of_the_unsplit_model(found: dict[str, list[Any]]) -> None:
-    assert [rank.keys() for rank in found["tried"]] == [TRIALS.keys()] * 3
+    assert [rank.keys() for rank in found["tried"]] == [trials().keys()] * 3
     assert too_far(found["tried"], 1e-12, **LIMITS) == {}
 
 
@@ -350,8 +354,8 @@ def test_evaluations_give_the_loss_of_the_unsplit_model(found: dict[str, list[An
 
 
 def test_graphs_split_what_is_left_of_the_ends() -> None:
-    ranks = on_ranks(3, TRIED, f"{__name__}:GRAPHS")
-    assert [rank.keys() for rank in ranks] == [GRAPHS.keys()] * 3
+    ranks = on_ranks(3, TRIED, f"{__name__}:graphs")
+    assert [rank.keys() for rank in ranks] == [graphs().keys()] * 3
     assert too_far(ranks, 1e-12) == {}
 
 

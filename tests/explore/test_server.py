@@ -154,7 +154,7 @@ def test_a_longer_search_streams_and_is_kept(site: Site, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_the_command_serves_and_ends_on_ctrl_c(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "zbsolve.cli", "explore", "--state", "http://127.0.0.1:1/x/?F=5&ranks=3"]
+    words = [sys.executable, "-m", "zbsolve", "explore", "--state", "http://127.0.0.1:1/x/?F=5&ranks=3"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as running:
         assert running.stdout is not None
         address = running.stdout.readline().strip()

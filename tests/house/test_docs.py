@@ -69,16 +69,16 @@ def headings(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in found}
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
-def test_links_lead_somewhere(page: str) -> None:
-    folder = (ROOT / page).parent
-    for path, anchor in LINK.findall(text_of(page)):
-        target = (folder / path).resolve() if path else ROOT / page
-        assert target.exists(), f"{page}: {path}"
-        if anchor:
-            assert anchor in headings(str(target.relative_to(ROOT))), f"{page}: {path}#{anchor}"
-    for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text_of(page)):
-        assert (folder / path).exists(), f"{page}: {path}"
+def test_links_lead_somewhere() -> None:
+    for page in (*PAGES, "CHANGELOG.md"):
+        folder = (ROOT / page).parent
+        for path, anchor in LINK.findall(text_of(page)):
+            target = (folder / path).resolve() if path else ROOT / page
+            assert target.exists(), f"{page}: {path}"
+            if anchor:
+                assert anchor in headings(str(target.relative_to(ROOT))), f"{page}: {path}#{anchor}"
+        for path in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text_of(page)):
+            assert (folder / path).exists(), f"{page}: {path}"
 
 
 def test_the_index_has_every_page_by_its_question() -> None:
@@ -100,16 +100,13 @@ def options(of: argparse.ArgumentParser) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_options_exist(page: str) -> None:
-    shell = {
-        word
-        for block in blocks(page)
-        if block.language == "yaml"
-        for word in re.findall(r"(?<![\w-])--[a-z][\w-]*", block.text)
-    }
-    named = set(re.findall(r"(?<![\w<!-])--[a-z][\w-]*", text_of(page))) - shell
-    assert named - options(parser()) - FOREIGN <= example_options(page)
+def test_options_exist() -> None:
+    known = options(parser()) | FOREIGN
+    for page in PAGES:
+        jobs = "\n".join(block.text for block in blocks(page) if block.language == "yaml")
+        shell = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", jobs))
+        named = set(re.findall(r"(?<![\w<!-])--[a-z][\w-]*", text_of(page))) - shell
+        assert named - known <= example_options(page), page
 
 
 def example_options(page: str) -> set[str]:
@@ -118,32 +115,35 @@ def example_options(page: str) -> set[str]:
     return {word for script in scripts for word in re.findall(r'"(--[a-z-]+)"', text_of(script))}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_files_and_modules_exist(page: str) -> None:
-    text = re.sub(r"(?:The new file|above) `[^`]*`", "", text_of(page))
-    for path in re.findall(r"`((?:benchmarks|docs|examples|profiler|tests|zbsolve)/[\w./-]*)`", text):
-        assert (ROOT / path).exists(), f"{page}: {path}"
-    for module in re.findall(r"python -m (benchmarks\.\w+)", text):
-        assert (ROOT / module.replace(".", "/") / "__main__.py").exists(), f"{page}: {module}"
-    for script, table in re.findall(r"python -m benchmarks ([a-z_]+) ([a-z_]+)", text):
-        assert f"\ndef {table}(" in text_of(f"benchmarks/{script}.py"), f"{page}: {script} {table}"
-    extras = re.findall(r"pip install '\.\[(\w+)\]'", text)
-    assert all(re.search(rf"^{one} = \[", text_of("pyproject.toml"), re.M) for one in extras)
+def test_files_and_modules_exist() -> None:
+    for page in PAGES:
+        text = re.sub(r"(?:The new file|above) `[^`]*`", "", text_of(page))
+        for path in re.findall(r"`((?:benchmarks|docs|examples|profiler|tests|zbsolve)/[\w./-]*)`", text):
+            assert (ROOT / path).exists(), f"{page}: {path}"
+        for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+            assert (ROOT / module.replace(".", "/") / "__main__.py").exists(), f"{page}: {module}"
+        for script, table in re.findall(r"python -m benchmarks ([a-z_]+) ([a-z_]+)", text):
+            assert f"\ndef {table}(" in text_of(f"benchmarks/{script}.py"), f"{page}: {script} {table}"
+        extras = re.findall(r"pip install '\.\[(\w+)\]'", text)
+        assert all(re.search(rf"^{one} = \[", text_of("pyproject.toml"), re.M) for one in extras), page
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "CONTRIBUTING.md"])
-def test_python_imports_public_names_alone(page: str) -> None:
-    about = re.fullmatch(r"docs/export-(\w+)\.md", page)  # such a page imports its engine, and the exported file
-    engine = about[1] if about else "torch"
-    written = set(re.findall(r"^# (\w+)\.py$", text_of(page), re.M))  # files that the page has shown
-    for block in blocks(page):
-        if block.language == "python":
-            for node in ast.walk(ast.parse(block.text)):
-                if isinstance(node, ast.ImportFrom):
-                    public = node.module in PUBLIC or re.match(rf"torch\.|{engine}(\.|_schedule$|$)", str(node.module))
-                    assert public, f"{block}: {node.module}"
-                elif isinstance(node, ast.Import):
-                    assert {one.name for one in node.names} <= {*PUBLIC, engine, *written}, str(block)
+def test_python_imports_public_names_alone() -> None:
+    for page in PAGES:
+        about = re.fullmatch(r"docs/export-(\w+)\.md", page)  # such a page imports its engine, and the exported file
+        engine = about[1] if about else "torch"
+        written = set(re.findall(r"^# (\w+)\.py$", text_of(page), re.M))  # files that the page has shown
+        trees = {
+            str(block): ast.parse(block.text)
+            for block in blocks(page)
+            if block.language == "python" and page != "CONTRIBUTING.md"
+        }
+        for block, node in ((block, node) for block, tree in trees.items() for node in ast.walk(tree)):
+            if isinstance(node, ast.ImportFrom):
+                public = node.module in PUBLIC or re.match(rf"torch\.|{engine}(\.|_schedule$|$)", str(node.module))
+                assert public, f"{block}: {node.module}"
+            elif isinstance(node, ast.Import):
+                assert {one.name for one in node.names} <= {*PUBLIC, engine, *written}, block
 
 
 def test_the_citation_is_of_this_version() -> None:

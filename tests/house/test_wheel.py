@@ -118,10 +118,10 @@ def test_a_clean_environment_solves(wheel: Path, tmp_path: Path) -> None:
         return done.stdout
 
     run("-c", SCRIPT)
-    solve = ["-m", "zbsolve.cli", "solve", "profile.json", "--ranks", "2", "--microbatches", "3", "--method", "1f1b"]
+    solve = ["-m", "zbsolve", "solve", "profile.json", "--ranks", "2", "--microbatches", "3", "--method", "1f1b"]
     run(*solve, "-o", "s.json")
-    assert "holds" in run("-m", "zbsolve.cli", "check", "s.json")
-    run("-m", "zbsolve.cli", "show", "s.json", "-o", "s.html")
+    assert "holds" in run("-m", "zbsolve", "check", "s.json")
+    run("-m", "zbsolve", "show", "s.json", "-o", "s.html")
     assert (tmp_path / "s.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

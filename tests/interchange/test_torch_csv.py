@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.pipelining import schedules as torchs
 
 from zbsolve import BadInput, Deadlock, Edge, Pass, Problem, Schedule, pipeline
 from zbsolve.cli import main
@@ -25,6 +24,14 @@ from zbsolve.systems import preset
 
 from ..support.exec_ranks import on_ranks
 from ..support.exec_tools import a_problem, random_schedule
+
+
+@pytest.fixture
+def torchs() -> Any:
+    """torch's own module; its import takes a second."""
+    from torch.distributed.pipelining import schedules
+
+    return schedules
 
 
 def model(name: str) -> Model:
@@ -136,7 +143,7 @@ def test_every_pass_once_and_the_last_stage_in_order(placement: tuple[int, ...])
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_torch_defers_receives_in_order_wherever_we_say_so(placement: tuple[int, ...]) -> None:
+def test_torch_defers_receives_in_order_wherever_we_say_so(torchs: Any, placement: tuple[int, ...]) -> None:
     """Against torch's own lowering: per pair, are receives posted in the order of sends?"""
     if not hasattr(torchs, "_defer_recv_ops"):
         pytest.skip("this torch has no defer_pp_recv")
@@ -261,7 +268,7 @@ def check(results: dict[str, list[float | str]]) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_in_torchs_runtime(tmp_path: Path) -> None:
+def test_two_ranks_in_torchs_runtime(tmp_path: Path, torchs: Any) -> None:
     cases: dict[str, tuple[Schedule, str, bool]] = {}
     for placement in [(0, 1), (0, 1, 0, 1), (0, 1, 1, 0), (1, 0, 0), (0, 0, 1)]:
         for seed in range(2):

@@ -135,7 +135,7 @@ def damaged(long: RepeatedSchedule) -> dict[str, RepeatedSchedule]:
         "copies of the round do not reach": replace(long, round=replace(round, copies=2)),
         "are more than the order": replace(long, round=replace(round, copies=round.copies + 99)),
         "make no sense": replace(long, round=replace(round, every=0)),
-        "do not add up to that": replace(long, microbatches=long.few - 1),
+        "do not add up": replace(long, microbatches=long.few - 1),
         "each of its lanes": replace(long, order=(long.order[1], *long.order[1:])),
         "orders of": replace(long, order=long.order[1:]),
         "it states": replace(long, certificate=replace(certificate, value=certificate.value - 1)),

@@ -80,7 +80,7 @@ def build() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=3 * SECONDS)
 
 
-def command(folder: Path, *words: str, gpus: int = 0, module: str = "zbsolve.cli") -> tuple[int, str]:
+def command(folder: Path, *words: str, gpus: int = 0, module: str = "zbsolve") -> tuple[int, str]:
     """Exit code and output of a module's run in `folder`, with make-believe GPUs or without."""
     path = [str(HERE / "site")] * bool(gpus) + [str(ROOT)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "MAKE_BELIEVE_BUILT": str(BUILT), "NO_COLOR": "1"}

@@ -284,8 +284,8 @@ def test_where_memory_is_full_microbatches_wait_for_each_other() -> None:
         assert splits is not None
         search = SplitSearch(splits, MANY)
         search.go_on(Clock(300.0), MANY)
-        assert search.lanes.full((1, 1)) == fit
-        assert max(value for value, _ in search.lanes.cuts((1, 1))) == search.bound == bound == shortest(profile, step, 2)
+        assert Lanes(splits).full((1, 1)) == fit
+        assert max(value for value, _ in Lanes(splits).cuts((1, 1))) == search.bound == bound == shortest(profile, step, 2)
 
 
 def test_memory_counts_in_the_splits_where_it_is_full() -> None:
@@ -337,6 +337,23 @@ def test_a_layer_of_no_time_rules_no_split_out() -> None:
     for _, cut in model.lanes.cuts((1, 1)):
         model.add(cut)
     assert (solver.solve(model.model), solver.value(model.time)) == (OPTIMAL, 24)
+
+
+def test_a_step_of_several_hours_has_no_bound_above_it() -> None:
+    """Layers of 300 s to 1,500 s, not whole µs, in little memory: 46,000 s. Heads of more than 2⁴⁰ units had no place in the
+    model, so CP-SAT ruled out splits that are shorter than what was left, or all of them."""
+    layers = tuple(
+        replace(one, F=one.F * (i + 1) + 0.5, BW=one.BW * (i + 1)) for i, one in enumerate(equal_layers(5, 3e8, 6e8).layers)
+    )
+    profile, step = replace(equal_layers(5), layers=layers), Step(2, 4, "single", "equal", memory="4B,4B", fused=True)
+    splits, best = Splits.of(step.costs(profile)), shortest(profile, step, 2)
+    assert splits is not None
+    assert best == 45_900_000_009
+    for below in (best + 1, 10 * best):
+        search = SplitSearch(splits, below)
+        search.go_on(Clock(300.0), below)
+        assert 0.9 * best < search.bound <= best
+        assert proven_again(splits, replace(search.found, bound=best + 1), 5.0)
 
 
 def test_each_split_is_looked_at_once_and_real_time_plays_no_part() -> None:

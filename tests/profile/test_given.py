@@ -113,7 +113,7 @@ def test_values_of_stages(tmp_path: Path) -> None:
         ({"F": "1,2,3"}, "F: 3 values for 2 stages: give one, or one a stage"),
         ({"F": "1,2ms"}, "F: some values have a unit and others have none: write it at each"),
         ({"F": "fast"}, "F 'fast': not a time"),
-        ({"activation": "0.4/1.2"}, "activation '0.4': a fraction of a byte: write the unit, such as 0.4GiB"),
+        ({"activation": "0.4/1.2"}, "activation '0.4': a fraction of a byte: write a unit, such as 0.4GiB"),
         ({"activation": "1/2/3"}, "activation '1/2/3': 2 of them at most"),
         ({"F": "@no.csv"}, "no.csv: no such file"),
         ({"W": "3"}, "B and W are needed, or BW alone"),
@@ -279,8 +279,8 @@ def test_each_rank_may_have_a_memory_of_its_own(tmp_path: Path, capsys: pytest.C
     capsys.readouterr()
     for memory, line, code in (
         ("16GB,16GB,8GB", "memory '16GB,16GB,8GB': 3 numbers for 4 ranks: give one, or one a rank", 2),
-        ("16GB,16GB,8GB,", "memory '16GB,16GB,8GB,': there is none for rank 3: give one number, or one a rank", 2),
-        ("16GB,,8GB,8GB", "memory '16GB,,8GB,8GB': there is none for rank 1: give one number, or one a rank", 2),
+        ("16GB,16GB,8GB,", "memory '16GB,16GB,8GB,': none for rank 3: give one number, or one a rank", 2),
+        ("16GB,,8GB,8GB", "memory '16GB,,8GB,8GB': none for rank 1: give one number, or one a rank", 2),
         ("16GB,16GB,8GB,1GB", "rank 3 needs 2000000000 bytes (1.86 GiB) for one microbatch, but has 1000000000", 1),
         ("16GB,16GB,8,8", "of 16000000000 bytes (14.9 GiB) or 8 bytes (a number without a unit is bytes", 1),
     ):

@@ -256,6 +256,7 @@ def test_words_say_it() -> None:
         ("stall=1%x8.8.8", "a chance, and how many times as long"),
         ("stall=1%x0.5", "a stall 1 to 1,000,000 times as long"),
         ("rank=300%", "deviations are 0 to 200%"),
+        ("step=1", "noise: step '1': write 1% or 100%: without % a share is below 1"),
     ):
         with pytest.raises(BadInput, match=why):
             Noise.read(text)

@@ -121,7 +121,7 @@ def test_a_fraction_a_stage_of_some_microbatches() -> None:
     ("change", "offload", "error", "line"),
     [
         ({"host": None}, "full", BadInput, "the profile knows no host link: give its field 'host'"),
-        ({}, "most", BadInput, "offload 'most': none, full, half, or a fraction a stage such as 0:0.5,1:1"),
+        ({}, "most", BadInput, "offload 'most': none, full, half, or fractions such as 0:0.5,1:1"),
         ({}, "0:0.5,4:1", BadInput, r"offload: there is no stage 4 \(they are 0 to 3\)"),
         ({}, "0:1,0:1", BadInput, "offload: stage 0 is named twice"),
         ({}, "1:1.5", BadInput, "offload: fraction of stage 1 is 1.5, not from 0 to 1"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zbsolve import Problem, Schedule, Timeline, Trace, pipeline, preset
+from zbsolve import Problem, Schedule, Timeline, Trace, pipeline, preset, updates
 from zbsolve.interchange.traces.reading import read_trace
 from zbsolve.profile.measured_run import FROM_STEPS, LINKS
 from zbsolve.profile.slow import problem_now, slow_parts
@@ -51,6 +51,17 @@ def test_a_slow_rank_and_its_cost() -> None:
         ("rank 3", pytest.approx(1.5)),
         ("rank 1", pytest.approx(1.1)),
     ]
+
+
+def test_updates_do_not_count_as_slow() -> None:
+    """Rank 1 takes 1.5 times as long, its updates as planned: without, the step takes what was planned."""
+    schedule, real = (
+        preset("pipedream", updates(pipeline([100, 100], BW=[200, last], microbatches=8), 500, every=1, delay=[2, 1]))
+        for last in (200, 350)
+    )
+    (found,) = slow_parts(ran(schedule, real.problem))
+    assert (found.what, found.times) == ("rank 1", pytest.approx(1.5))
+    assert found.cost == found.step - schedule.timeline().makespan > 0
 
 
 def test_a_stage_that_was_planned_longer_is_not_slow() -> None:

@@ -155,7 +155,7 @@ def runs(process: Path) -> bool:
 @pytest.mark.slow
 def test_a_signal_ends_the_neighbours_too(tmp_path: Path) -> None:
     out = tmp_path / "p.json"
-    command = [sys.executable, "-m", "zbsolve.cli", "profile", "mlp-tiny", "--beside", "2", "-o", str(out)]
+    command = [sys.executable, "-m", "zbsolve", "profile", "mlp-tiny", "--beside", "2", "-o", str(out)]
     process = subprocess.Popen([*command, "--seconds", "1000"], stderr=subprocess.PIPE, text=True)
     try:
         until = time.monotonic() + 300

@@ -189,6 +189,24 @@ def test_few_splits_are_all_tried() -> None:
     assert (schedule.certificate.value, schedule.problem.layers) == (7 * 30 + 3, (1, 6))
 
 
+def test_a_split_without_a_name_is_tried_where_no_named_one_fits() -> None:
+    """By name no split of a V fits, since names count what each stage keeps at most, all at once. With the first two layers
+    together, rank 1 has freed the bytes of its last stage before the B of the other one takes 5 more."""
+    times = (2, 4, 2), (8, 8, 9), (7, 7, 8), (8, 7, 1), (9, 7, 4)
+    held = (0, 0, 0, 0), (3, 1, 0, 0), (0, 3, 0, 5), (4, 0, 0, 0), (3, 1, 1, 0)  # until B, until W, parameters, from B
+    layers = tuple(
+        Layer(f"l{i}", F, B, W, 11, until_b, until_w, parameters, 0, from_b)
+        for i, ((F, B, W), (until_b, until_w, parameters, from_b)) in enumerate(zip(times, held, strict=True))
+    )
+    profile, step = Profile("given", "V", layers, Link(0.0, 1e12), 0.0, None, {}, {}), Step(2, 2, "vee", memory="13B,9B")
+    for named in ("equal", "balanced", "alpa", "memory", "F+B"):
+        with pytest.raises(Infeasible):
+            replace(step, partition=named).problem(profile)
+    schedule, _ = solve_auto(profile, replace(step, partition="auto"), effort=0.1)
+    assert schedule.problem.layers == (2, 1, 1, 1)
+    assert verify(schedule.problem, schedule) == ()
+
+
 def test_the_higher_bound_of_every_split_is_told() -> None:
     """In little time the one that a file proves may be below the simple one."""
     step = Step(2, 2, "single", partition="auto")

@@ -287,7 +287,7 @@ def test_commands(schedule: Schedule, trace: Trace, tmp_path: Path, capsys: pyte
     assert main(["show", plan]) == 0
     said = capsys.readouterr().out
     assert "\x1b" not in said  # not a terminal
-    assert "a file says that no order of these passes takes less than 344 µs, which is not proven here" in said
+    assert ", and no order of these passes takes less than 344 µs; not proven here" in said
     assert main(["show", plan, "--trace", run, "-o", picture]) == 0
     assert capsys.readouterr().out == ""
     assert main(["compare", plan, run, "--baseline", plan, run, "--json", "-o", picture]) == 0

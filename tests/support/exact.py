@@ -42,6 +42,7 @@ class _Search:
         self.taken, self.freed = problem.taken.tolist(), problem.freed.tolist()
         self.room = [None] * problem.ranks if problem.capacity is None else list(problem.capacity)
         self.span = problem.objective == "span"
+        self.known: dict[Position, tuple[set[int], list[int]]] = {}
 
     def least(self) -> int | None:
         begin = ((-1,) * len(self.room) * self.span, (0,) * len(self.home))
@@ -50,13 +51,13 @@ class _Search:
             following: dict[Position, list[State]] = {}
             for at, states in level.items():
                 for i, behind in self._next(at):
-                    self._place(at, i, states, following.setdefault(behind, []))
+                    self._place(at, i, behind, states, following.setdefault(behind, []))
             level = following
         return min((self._value(*state) for states in level.values() for state in states), default=None)
 
     def _next(self, at: Position) -> Iterator[tuple[int, Position]]:
         """Every pass that may come next, for its inputs and for memory, and the position behind it."""
-        done = self._done(at)
+        done, _ = self._placed(at)
         held = [0] * len(self.room)
         for i in done:
             held[self.rank[i]] += self.taken[i] - self.freed[i]
@@ -68,26 +69,22 @@ class _Search:
             if all(a in done for a, _ in self.inputs[i]) and (room is None or held[self.rank[i]] + self.taken[i] <= room):
                 yield i, (*at[:number], at[number] + 1, *at[number + 1 :])
 
-    def _done(self, at: Position) -> set[int]:
-        return {i for lane, n in zip(self.lanes, at, strict=True) for i in lane[:n]}
+    def _placed(self, at: Position) -> tuple[set[int], list[int]]:
+        """The passes placed, and those of them whose end can still delay another one."""
+        if at not in self.known:
+            done = {i for lane, n in zip(self.lanes, at, strict=True) for i in lane[:n]}
+            self.known[at] = done, [a for a in sorted(done) if any(b not in done for b, _ in self.outputs[a])]
+        return self.known[at]
 
-    def _awaited(self, done: set[int]) -> list[int]:
-        """Placed passes whose end can still delay another one."""
-        return [a for a in sorted(done) if any(b not in done for b, _ in self.outputs[a])]
-
-    def _place(self, at: Position, i: int, states: list[State], known: list[State]) -> None:
-        """Add to `known` what the states at `at` become by placing pass `i`."""
-        done, streams = self._done(at), len(self.home)
-        before = {a: streams + n for n, a in enumerate(self._awaited(done))}
-        done.add(i)
+    def _place(self, at: Position, i: int, behind: Position, states: list[State], known: list[State]) -> None:
+        """Add to `known` what the states at `at` become by placing pass `i`, which leads to `behind`."""
+        streams, (done, awaited) = len(self.home), self._placed(behind)
+        before = {a: streams + n for n, a in enumerate(self._placed(at)[1])}
         r, s, duration = self.rank[i], self.stream[i], self.duration[i]
         waits = [
             (before[a], lag) for a, lag in self.inputs[i] if a in before
         ]  # other inputs ended before the stream is free
-        kept = [
-            (before.get(a, s), [(self.stream[b], lag) for b, lag in self.outputs[a] if b not in done])
-            for a in self._awaited(done)
-        ]
+        kept = [(before.get(a, s), [(self.stream[b], lag) for b, lag in self.outputs[a] if b not in done]) for a in awaited]
         for first, times in states:
             start = max([times[s], *(times[n] + lag for n, lag in waits)])
             free = [*times[:streams]]

@@ -13,7 +13,7 @@ from operator import le
 from zbsolve import Problem
 
 KNOWN: dict[str, int | None] = {}  # digest → optimum: several tests ask about the same problem
-State = tuple[int, tuple[int, ...]]  # the last start; when each stream is free, then the ends that still matter
+State = tuple[int, ...]  # the last start, when each stream is free, and the ends that still matter
 
 
 def optimum(problem: Problem) -> int | None:
@@ -48,59 +48,56 @@ class _Search:
         devices = [None] * problem.ranks if problem.capacity is None else [*problem.capacity]
         limits = [*devices, *(pool.capacity for pool in problem.pools)]
         self.room = [1 << 60 if limit is None else limit for limit in limits]
+        self.known: dict[tuple[int, ...], tuple[set[int], list[int]]] = {}
 
     def least(self) -> int | None:
-        level: dict[tuple[int, ...], list[State]] = {(0,) * len(self.lanes): [(0, (0,) * self.streams)]}
+        level: dict[tuple[int, ...], list[State]] = {(0,) * len(self.lanes): [(0,) * (1 + self.streams)]}
         for _ in self.duration:
             following: dict[tuple[int, ...], list[State]] = {}
             for at, states in level.items():
-                done = {i for lane, n in zip(self.lanes, at, strict=True) for i in lane[:n]}
+                done, _ = self._placed(at)
                 for number, lane in enumerate(self.lanes):
                     if at[number] < len(lane) and all(a in done for a, _ in self.inputs[lane[at[number]]]):
                         behind = (*at[:number], at[number] + 1, *at[number + 1 :])
-                        self._place(done, lane[at[number]], states, following.setdefault(behind, []))
+                        self._place(at, lane[at[number]], behind, states, following.setdefault(behind, []))
             level = following
-        return min((max(times[: self.streams]) for states in level.values() for _, times in states), default=None)
+        return min((max(state[1 : 1 + self.streams]) for states in level.values() for state in states), default=None)
 
-    def _kept(self, done: set[int]) -> list[int]:
-        """Placed passes whose end can still matter."""
-        return [a for a in sorted(done) if self.freed[a] or any(b not in done for b in self.outputs[a])]
+    def _placed(self, at: tuple[int, ...]) -> tuple[set[int], list[int]]:
+        """The passes placed, and those of them whose end can still matter."""
+        if at not in self.known:
+            done = {i for lane, n in zip(self.lanes, at, strict=True) for i in lane[:n]}
+            kept = [a for a in sorted(done) if self.freed[a] or any(b not in done for b in self.outputs[a])]
+            self.known[at] = done, kept
+        return self.known[at]
 
-    def _place(self, done: set[int], i: int, states: list[State], known: list[State]) -> None:
-        kept = self._kept(done)
-        held = {pool: sum(self.taken[a].get(pool, 0) for a in (*done, i)) for pool in self.taken[i]}
-        after = self._kept(done | {i})
-        for now, times in states:
-            end = dict(zip(kept, times[self.streams :], strict=True))
-            start = max([now, *(times[n] for n in self.occupied[i]), *(end[a] + lag for a, lag in self.inputs[i])])
-            moments = [self._moment(pool, here, start, end) for pool, here in held.items()]
-            if None in moments:
-                continue
-            start = max([start, *(moment for moment in moments if moment is not None)])
-            free = list(times[: self.streams])
-            end[i] = start + self.duration[i]
-            for n in self.occupied[i]:
-                free[n] = end[i]
-            _keep(known, (start, (*free, *(end[a] for a in after))))
-
-    def _moment(self, pool: int, here: int, start: int, end: dict[int, int]) -> int | None:
-        """From when on a pool that would hold `here` bytes at the start has room; None where it never has."""
-        moment = start
-        for t, size in sorted((t, self.freed[a][pool]) for a, t in end.items() if pool in self.freed[a]):
-            if t > start and here <= self.room[pool]:
-                break
-            moment = max(moment, t)
-            here -= size
-        return moment if here <= self.room[pool] else None
+    def _place(self, at: tuple[int, ...], i: int, behind: tuple[int, ...], states: list[State], known: list[State]) -> None:
+        """Add to `known` what the states at `at` become by placing pass `i`, which leads to `behind`."""
+        kept, (done, after) = self._placed(at)[1], self._placed(behind)
+        place = {a: 1 + self.streams + n for n, a in enumerate(kept)} | {i: -1}
+        waits = [*((1 + n, 0) for n in self.occupied[i]), *((place[a], lag) for a, lag in self.inputs[i])]
+        where = [-1 if n in self.occupied[i] else 1 + n for n in range(self.streams)] + [place[a] for a in after]
+        over = {pool: sum(self.taken[a].get(pool, 0) for a in done) - self.room[pool] for pool in self.taken[i]}
+        frees = {pool: [(place[a], self.freed[a][pool]) for a in kept if pool in self.freed[a]] for pool in over}
+        full = [(over[pool], frees[pool]) for pool in over if over[pool] > 0]
+        for state in states:
+            start = max(state[0], *(state[n] + lag for n, lag in waits))
+            for bytes_over, each in full:
+                for moment, size in sorted((state[n], size) for n, size in each):
+                    start, bytes_over = max(start, moment), bytes_over - size
+                    if bytes_over <= 0:
+                        break
+                else:
+                    break  # there is never room
+            else:
+                end = start + self.duration[i]
+                _keep(known, (start, *(end if n < 0 else state[n] for n in where)))
 
 
 def _keep(states: list[State], new: State) -> None:
     """Add `new` unless a state is nowhere later; drop those that are nowhere earlier."""
-
-    def no_later(a: State, b: State) -> bool:
-        return a[0] <= b[0] and all(map(le, a[1], b[1]))
-
-    if any(no_later(state, new) for state in states):
-        return
-    states[:] = [state for state in states if not no_later(new, state)]
+    for state in states:
+        if all(map(le, state, new)):
+            return
+    states[:] = [state for state in states if not all(map(le, new, state))]
     states.append(new)

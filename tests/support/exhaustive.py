@@ -14,35 +14,37 @@ def orders(problem: Problem, stream: str, lanes: bool) -> list[list[int]]:
     """Every order of the stream's passes that the graph allows and whose memory fits. Memory is on compute streams alone."""
     mine = problem.members[stream].tolist()
     rank = int(problem.passes.rank[mine[0]])
-    edges = list(zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True))
-    ahead: dict[int, set[int]] = {i: set() for i in range(len(problem.passes))}
-    for a, b in edges:
-        ahead[b].add(a)
-    for _ in range(len(problem.passes)):  # closure: passes on other ranks carry precedence too
-        for b in ahead:
-            ahead[b] |= {c for a in ahead[b] for c in ahead[a]}
+    ahead, here = _ahead(problem), sum(1 << i for i in mine)
     if lanes:
         for rows in problem.lanes:
             for a, b in zip(rows.tolist(), rows[1:].tolist(), strict=False):
-                ahead[b].add(a)
-    need = {i: ahead[i] & set(mine) for i in mine}
+                ahead[b] |= 1 << a
+    taken, freed = problem.taken.tolist(), problem.freed.tolist()
+    each = [(i, 1 << i, ahead[i] & here, taken[i], freed[i]) for i in mine]
     room = None if problem.capacity is None else problem.capacity[rank]
     found: list[list[int]] = []
 
-    def extend(done: list[int], held: int) -> None:
-        if len(done) == len(mine):
-            found.append(list(done))
+    def extend(order: list[int], done: int, held: int) -> None:
+        if done == here:
+            found.append(order)
             return
-        for i in mine:
-            if i in done or not need[i] <= set(done):
-                continue
-            now = held + int(problem.taken[i])
-            if room is not None and now > room:
-                continue
-            extend([*done, i], now - int(problem.freed[i]))
+        for i, bit, need, takes, frees in each:
+            if not done & bit and need & done == need and (room is None or held + takes <= room):
+                extend([*order, i], done | bit, held + takes - frees)
 
-    extend([], 0)
+    extend([], 0, 0)
     return found
+
+
+def _ahead(problem: Problem) -> list[int]:
+    """Of each pass a bit for every pass that the graph puts before it; passes on other ranks carry precedence too."""
+    edges = list(zip(problem.edges.before.tolist(), problem.edges.after.tolist(), strict=True))
+    ahead, before = [0] * len(problem.passes), [-1]
+    while ahead != before:
+        before = list(ahead)
+        for a, b in edges:
+            ahead[b] |= ahead[a] | 1 << a
+    return ahead
 
 
 def optimum(problem: Problem, lanes: bool = True) -> int | None:
@@ -62,8 +64,11 @@ def _least(problem: Problem, lanes: bool) -> int | None:
     duration = problem.passes.duration.tolist()
     best: int | None = None
 
+    makespan = problem.objective == "makespan"
+
     def judge(chosen: list[list[int]]) -> int | None:
-        end: dict[int, int] = {}
+        """The value; None where passes wait for each other, or once a makespan is no less than the best one."""
+        end, placed = [-1] * len(duration), 0
         at = [0] * len(chosen)
         free = [0] * len(chosen)
         first: list[int | None] = [None] * len(chosen)
@@ -71,18 +76,27 @@ def _least(problem: Problem, lanes: bool) -> int | None:
         while moved:
             moved = False
             for r, order in enumerate(chosen):
-                while at[r] < len(order) and all(a in end for a, _ in inputs[order[at[r]]]):
-                    i = order[at[r]]
-                    start = max([free[r], *(end[a] + lag for a, lag in inputs[i])])
-                    if first[r] is None:
-                        first[r] = start
-                    free[r] = end[i] = start + duration[i]
-                    at[r] += 1
-                    moved = True
-        if len(end) < len(duration):
+                for i in order[at[r] :]:
+                    start = free[r]
+                    for a, lag in inputs[i]:
+                        if end[a] < 0:
+                            break
+                        start = max(start, end[a] + lag)
+                    else:
+                        if first[r] is None:
+                            first[r] = start
+                        free[r] = end[i] = start + duration[i]
+                        if makespan and best is not None and end[i] >= best:
+                            return None
+                        at[r] += 1
+                        placed += 1
+                        moved = True
+                        continue
+                    break
+        if placed < len(duration):
             return None
-        if problem.objective == "makespan":
-            return max(end.values())
+        if makespan:
+            return max(end)
         rows = list(zip(homes, first, free, strict=True))
         return max(max(f for h, _, f in rows if h == r) - min(s or 0 for h, s, _ in rows if h == r) for r in homes)
 

@@ -18,8 +18,9 @@ MODULES = {_name(path): path for top in ("zbsolve", "profiler") for path in ROOT
 
 
 def package(module: str) -> str:
-    """The package below `zbsolve` (or `profiler`) that a module belongs to; a module at the door is its own."""
-    parts = module.split(".")
+    """The package below `zbsolve` (or `profiler`) that a module belongs to; a module at the door is its own, but
+    `__main__` is the command line's."""
+    parts = module.replace(".__main__", ".cli").split(".")
     return parts[1] if parts[0] == "zbsolve" and len(parts) > 1 else parts[0]
 
 

@@ -192,10 +192,11 @@ def first_ranks(count: int) -> Any:
 
 
 def rows_here(rank: int, where: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Those of a mapping "module:name" from names to trials (or what has one) in which this rank has a part, each with more
-    options of its pipeline."""
+    """Those of a mapping "module:name", or of a function that makes it, from names to trials (or what has one) in which this
+    rank has a part, each with more options of its pipeline."""
     module, _, name = where.partition(":")
-    for title, row in getattr(importlib.import_module(module), name).items():
+    rows = getattr(importlib.import_module(module), name)
+    for title, row in (rows() if callable(rows) else rows).items():
         trial, ranks, more = getattr(row, "trial", row), dist.get_world_size(), {}
         problem = getattr(trial.problem, "problem", trial.problem)
         if not callable(trial.options) and isinstance(problem, Problem) and problem.ranks < ranks:

@@ -12,8 +12,6 @@ from zbsolve.cli import main
 from zbsolve.systems.table import preset
 from zbsolve.systems.torch_gathers import torch_window
 
-schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-
 
 def sharded(chunks: int, fused: bool = True):
     stages = 2 * chunks
@@ -25,6 +23,7 @@ def sharded(chunks: int, fused: bool = True):
 @pytest.mark.parametrize("window", [1, 2, 3])
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 def test_it_gathers_where_torch_does(chunks: int, window: int) -> None:
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     found = torch_window(preset("interleaved" if chunks > 1 else "1f1b", sharded(chunks)), window)
     assert verify(found.problem, found) == ()
     problem, timeline = found.problem, found.timeline()

@@ -108,7 +108,7 @@ def test_wrong_use_is_named():
     with pytest.raises(BadInput, match="chimera: 3 microbatches are not as many for each of its 2 pipelines"):
         preset("chimera", on("mirror", 3))
     with pytest.raises(
-        BadInput, match="dualpipe: needs an even number of ranks and of microbatches, at least 2 a rank; got 4 and 6"
+        BadInput, match="dualpipe: needs an even number of ranks and microbatches, at least 2 a rank; got 4 and 6"
     ):
         preset("dualpipe", on("mirror", 6))
     with pytest.raises(BadInput, match="dualpipe-v: needs at least 2 microbatches a rank; got 7 for 4 ranks"):

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from zbsolve.util.text import aligned, counted, exact_bytes, format_bytes, format_gap, format_time, format_times, printable
+from zbsolve.util.text import (
+    aligned,
+    counted,
+    exact_bytes,
+    format_bytes,
+    format_gap,
+    format_time,
+    format_times,
+    plural,
+    printable,
+)
 
 
 def test_columns_stand_left_or_right_two_blanks_apart() -> None:
@@ -12,6 +22,11 @@ def test_columns_stand_left_or_right_two_blanks_apart() -> None:
     assert aligned(rows) == ["name          µs  by", "a          1,000   x", "long name      2    "]
     assert aligned(rows, left=(0, -1)) == ["name          µs  by", "a          1,000  x", "long name      2"]
     assert aligned(rows, left=range(3)) == ["name       µs     by", "a          1,000  x", "long name  2"]
+
+
+def test_one_and_several() -> None:
+    assert plural(rank=1, more_stage=2, pass_=3, microbatch=1_000) == "1 rank, 2 more stages, 3 passes, 1,000 microbatches"
+    assert plural(pass_=1) == "1 pass"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
+from pathlib import PurePath
 from typing import Any, NoReturn
 
 from .. import __version__
@@ -165,12 +166,14 @@ def _check_outputs(options: argparse.Namespace) -> None:
     """Raise BadInput for outputs that cannot be written, before the work begins."""
     from ..util.files import check_writable
 
-    outputs = outputs_of(options)
+    outputs, endings = outputs_of(options), WRITES.get(options.name, (JSON,))
     for path in outputs:
-        if getattr(options, "frontier", None) is None or not (path.endswith("/") or os.path.isdir(path)):
-            check_writable(path)
-        if path.endswith(PICTURES) and not path.endswith(DRAWN.get(options.name, ())):
-            raise BadInput(f"{path}: '{options.name}' writes no such picture; 'show' draws what is in a file")
+        if getattr(options, "frontier", None) is not None and (path.endswith("/") or os.path.isdir(path)):
+            continue
+        check_writable(path)
+        if endings and PurePath(path).suffix and not path.removesuffix(".gz").endswith(endings):
+            hint = "; 'show' draws what is in a file" if path.endswith(PICTURES) else ""
+            raise BadInput(f"{path}: unknown ending; '{options.name}' writes {' '.join(endings)}{hint}")
     if "-" in outputs and getattr(options, "json", False):
         raise BadInput("--json and -o - both want standard output: choose one")
 
@@ -213,7 +216,9 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
 # take half of the CPU time of a short command.
 MODELS = ("profile", "run")
 DEBUG = "--debug"
-DRAWN = {"show": PICTURES, "compare": PICTURES, "solve": PICTURES, "plan": (".html",)}  # pictures of each command
+JSON = ".json"
+# Endings of what a command writes (others: JSON), where the command does not check them itself.
+WRITES = {"solve": (JSON, *PICTURES), "plan": (JSON, ".html"), "show": (), "compare": (), "export": ()}
 COMMANDS = {
     "profile": "measure a model: F, B, W, memory, links",
     "numbers": "a profile from numbers that you give, in place of a measurement",

@@ -11,7 +11,7 @@ from ..schedule import GIVEN, Certificate, Schedule
 from ..show.sentences import by_microbatch, verdict
 from ..util.errors import BadInput
 from ..util.files import document_kind
-from ..util.text import format_gap, format_time, format_times, parse_share
+from ..util.text import format_gap, format_time, format_times, parse_share, plural
 from ..verifier import verify
 from .solve_many import check_repeated
 from .tools import first_lines, profile_from, searching, tell, tell_other_model
@@ -146,7 +146,7 @@ def _prove(schedule: Schedule, seconds: float) -> Schedule:
 
 def _lines(name: str, schedule: Schedule, proofs: list[str]) -> list[str]:
     """Lines for a schedule that holds: its rules, its certificate, and how the bound was proven or can be."""
-    lines = [f"{name}: holds ({len(schedule.problem.passes)} passes): {HOLDS}"]
+    lines = [f"{name}: holds ({plural(pass_=len(schedule.problem.passes))}): {HOLDS}"]
     if schedule.certificate is None:
         return [*lines, "this file has no certificate, so how good it is is not known: --bound proves a bound"]
     line = verdict(schedule.certificate)
@@ -165,27 +165,23 @@ def check_period(options: argparse.Namespace) -> int:
     bound, proof = lower_bound(rounds)
     body = {"microbatches": rounds.microbatches, "work": rounds.work, "period": float(own.time), "cycle": list(own.cycle)}
     body |= {"bound": float(bound), "proof": proof}
-    lines = [
-        _line("this order", float(own.time), rounds.microbatches, rounds.work)
-        + ("; set by " if own.cycle else "")
-        + " → ".join(own.cycle),
-        _line("bound", float(bound), rounds.microbatches, rounds.work) + f"; {proof}",
-    ]
+
+    def line(what: str, time: float) -> str:
+        a_round = f" ({time:,.6g} µs a round of {rounds.microbatches})" if rounds.microbatches > 1 else ""
+        return f"{what}: {time / rounds.microbatches:,.6g} µs a microbatch{a_round}, bubble {1 - rounds.work / time:.2%}"
+
+    set_by = f"; set by {' → '.join(own.cycle)}" if own.cycle else ""
+    lines = [line("this order", float(own.time)) + set_by, line("bound", float(bound)) + f"; {proof}"]
     if options.seconds:
         best = least_period(schedule.problem, options.seconds, known=[schedule])
         body |= {"found": float(best.time), "strictly_periodic_bound": best.strict}
         strict = f"; none that is strictly periodic takes less than {best.strict:,} µs a round"
-        lines.append(_line("best found", float(best.time), rounds.microbatches, rounds.work) + strict)
+        lines.append(line("best found", float(best.time)) + strict)
         schedule = best.schedule
     if options.output:
         schedule.save(options.output)
     tell(options, lambda: body, lambda: lines)
     return 0
-
-
-def _line(what: str, time: float, microbatches: int, work: int) -> str:
-    a_round = f" ({time:,.6g} µs a round of {microbatches})" if microbatches > 1 else ""
-    return f"{what}: {time / microbatches:,.6g} µs a microbatch{a_round}, bubble {1 - work / time:.2%}"
 
 
 @dataclass(frozen=True)

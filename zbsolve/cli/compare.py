@@ -36,9 +36,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "trace",
     )
     parser.add_argument("--baseline", nargs=2, metavar=("SCHEDULE", "TRACE"), help="for a run: a schedule and its run")
-    parser.add_argument(
-        "--within", metavar="SHARE", help="for two profiles: exit 1 if anything changed by more, such as 5%%"
-    )
+    parser.add_argument("--within", metavar="SHARE", help="for two profiles: exit 1 if anything changed more, such as 5%%")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on standard output")
     parser.add_argument(
         "-o", "--output", help="x.html, a page; or x.svg, x.pdf or x.png: schedules on one axis of time, or a run"

@@ -21,7 +21,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "another page's whole address",
     )
     parser.add_argument("--port", type=int, default=0, help="to serve on; 0: any free one")
-    parser.add_argument("--seconds", type=float, help="end after this time (default: at Ctrl-C)")
+    parser.add_argument("--seconds", type=float, help="end after serving for this time (default: at Ctrl-C)")
 
 
 def command(options: argparse.Namespace) -> int:
@@ -29,9 +29,7 @@ def command(options: argparse.Namespace) -> int:
     try:
         from ..explore.server import serve
     except ModuleNotFoundError as error:
-        raise BadInput(
-            f"{error.name} is missing, and explore serves its page with it: pip install 'zbsolve[explore]'"
-        ) from None
+        raise BadInput(f"{error.name} is missing, which serves explore's page: pip install 'zbsolve[explore]'") from None
     from ..explore.playground import Playground
     from ..explore.state import State
     from ..search.solver import ready

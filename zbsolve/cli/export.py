@@ -25,9 +25,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--to", choices=[engine.name for engine in TARGETS], help="which engine's file; see --list")
     what.add_argument("--list", action="store_true", help="say what each engine can express, and write nothing")
-    parser.add_argument(
-        "--or-best", action="store_true", help="if the engine cannot express the schedule: write its best order"
-    )
+    parser.add_argument("--or-best", action="store_true", help="if the engine cannot express the schedule: its best order")
     parser.add_argument(
         "--defer-recv",
         action="store_true",

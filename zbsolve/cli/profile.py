@@ -20,7 +20,8 @@ from ..profile.profile import Profile
 from ..profile.slow import slow_parts
 from ..show.profile_report import profile_as_text
 from ..util.errors import BadInput, RunFailed
-from ..util.files import check_writable, write_document
+from ..util.files import write_document
+from ..util.text import plural
 from .tools import need_torch, progress_line, searching, tell, word_and_number
 
 MOST_SLOW, TRAFFIC = 5, "traffic"  # lines about slow passes; the word of --beside for message traffic
@@ -135,7 +136,6 @@ def _of_sizes(options: argparse.Namespace, paths: Sequence[str]) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     need_torch()
-    check_writable(options.output)
     with redirect_stdout(sys.stderr):  # what the model prints; standard output may be the profile itself
         if options.estimate:
             from profiler import estimate
@@ -242,8 +242,6 @@ def from_trace(options: argparse.Namespace) -> int:
     base = None if options.model is None else Profile.load(options.model)
     trace = read_trace(options.from_trace)
     profile, stalls, slow = profile_of(trace, base), stalls_of(trace), slow_parts(trace)
-    if options.output is not None and options.output != "-":
-        check_writable(options.output)
     with searching("profile", "auto" if options.seconds else "none") as (search, pressed):
         today = today_of(trace, seconds=options.seconds, seed=options.seed, progress=search.show, stop=pressed)
     body = {"model": profile.model, "source": profile.source, "rank_factors": profile.rank_factors, **profile.facts}
@@ -260,11 +258,9 @@ def from_trace(options: argparse.Namespace) -> int:
 
 def _ranks_in_words(profile: Profile, told: bool) -> str:
     """The profile's source, and slow ranks. told: these are known; without a base profile they may have long stages."""
-    steps = f"{profile.source}: {len(profile.layers)} layers from {profile.facts['steps']} steps"
+    steps = f"{profile.source}: {plural(layer=len(profile.layers))} from {plural(step=profile.facts['steps'])}"
     if not told:
-        return (
-            f"{steps}; only a base profile tells whether a rank is slow or its stages are long (profile BASE --from-trace)"
-        )
+        return f"{steps}; only a base profile tells if a rank is slow or its stages are long (profile BASE --from-trace)"
     ratios, scale = " ".join(f"{fact:.3f}" for fact in profile.facts["rank_ratios"]), profile.facts["link_scale"]
     ratios += f"; messages take {scale:.2f} times as long as its schedule says" * (profile.facts["messages_heard"] > 0)
     slow = [f"rank {rank} takes {f:.2f} times as long" for rank, f in enumerate(profile.rank_factors) if f != 1]

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..exec.choices import DEVICES, RUN_SPLITS, as_line
+from ..problem import Problem
 from ..profile.doubtful import other_model
 from ..schedule.trace import SLACK, Trace
 from ..util.errors import BadInput
-from ..util.text import exact_bytes, format_bytes, format_times, parse_bytes
+from ..util.text import exact_bytes, format_bytes, format_times, parse_bytes, plural
 from .tools import need_torch, tell, word_and_number
 
 NAN = "nan"  # the default of --watch: check for NaN and inf
@@ -139,8 +142,28 @@ def command(options: argparse.Namespace) -> int:
     crowded = options.local and not options.one_device and not options.emulate
     saves = [partial(trace.save, options.output)] * bool(options.output)
     later = switch_lines(trace) if isinstance(trace, Trace) else []
+    later += [] if options.emulate else [*unlike_lengths(predicted.step), *gpus_not_used(options, numbers.facts)]
     tell(options, lambda: body, lambda: [*_lines(predicted, numbers, crowded), *later], *saves)
     return 1 if check is not None and not check["passed"] else 0
+
+
+def unlike_lengths(problem: Problem) -> list[str]:
+    """A line if some of the schedule's microbatches are longer, as `--lengths` makes them."""
+    rows = problem.rows("F")
+    times = np.bincount(problem.passes.microbatch[rows], problem.passes.duration[rows])
+    if problem.sizes or len(problem.routes) > 1 or times.min() == times.max():
+        return []
+    ratio = f"number {times.argmax()} is the longest, {times.max() / max(times.min(), 1):.2f} times the shortest"
+    return [f"the schedule's microbatches have unlike lengths ({ratio}): a model with equal ones runs other work"]
+
+
+def gpus_not_used(options: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
+    """A line if --device auto took the CPU although torch sees GPUs, such as under torchrun --virtual-local-rank."""
+    from torch.cuda import device_count
+
+    if options.device != "auto" or options.one_device or facts.get("on", "cpu") != "cpu" or not device_count():
+        return []
+    return [f"WARNING: on the CPU: {device_count()} GPU for more ranks on this machine; --share-gpus takes what each sees"]
 
 
 def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
@@ -155,7 +178,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
     # Rounded to whole µs, so that `compare` prints the same number.
     measured, expected = format_times(round(trace.makespan), predicted.makespan)
     yield (
-        f"{trace.steps} step{'s' * (trace.steps != 1)} on {pipelines}{problem.ranks} ranks: makespan {measured} "
+        f"{plural(step=trace.steps)} on {pipelines}{plural(rank=problem.ranks)}: makespan {measured} "
         f"(median step; predicted {expected}), loss {trace.losses[0]:.4f} → {trace.losses[-1]:.4f}"
     )
     emulated, check = trace.facts.get("emulated"), trace.facts.get("check")
@@ -191,7 +214,7 @@ def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:
         yield from filter(None, [_verdict(check), _of_rows(check.get("loss_of_rows"))])
     if crowded and (ranks := math.prod(mesh.values())) > (have := cores()):  # the most common reason for a wrong prediction
         yield (
-            f"WARNING: {ranks} ranks share {have} core{'s' * (have > 1)}: they take turns, so what was measured says little "
+            f"WARNING: {ranks} ranks share {plural(core=have)}: they take turns, so what was measured says little "
             "about the prediction (--emulate gives each rank a device's times)"
         )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..features.feature import is_auto
 from ..features.keeping import BOTH
@@ -21,7 +21,7 @@ from ..schedule import Schedule
 from ..show.schedule_comparison import compare_schedules
 from ..util.errors import BadInput, ZbsolveError
 from ..util.files import document_kind
-from ..util.text import counted
+from ..util.text import counted, plural
 from . import tools
 from .solve_many import repeated_step, solve_repeated
 from .step_options import AUTO, OPTIONS, add_step_options, step_from, step_or_problem
@@ -29,9 +29,11 @@ from .step_options import AUTO, OPTIONS, add_step_options, step_from, step_or_pr
 if TYPE_CHECKING:
     from ..build.work import Work
     from ..search.auto import Tried
+    from ..search.keeping import Curves
     from ..search.least_peak import LeastPeak
     from ..search.memory_limits import Point
     from ..search.noisy import LeastUnderNoise
+    from ..search.pareto import Frontier
 
     Given = tuple[Profile, Step] | Problem
 
@@ -169,7 +171,7 @@ def _joined(options: argparse.Namespace, asked: tuple[Profile, Step] | Problem) 
     shapes = ("vee", "loop") if not is_named(options.method) else ("loop",) if step.placement == "loop" else ()
     own = " or ".join(f"{shape}{'' if chunks == 2 else chunks}" for shape in shapes)
     advice = f"; --placement {own} gives each layer its own stage" if own and not left else ""
-    return f"{layers} layers on {stages} stages: neighbours are joined, {each} a stage{advice}"
+    return f"{plural(layer=layers)} on {plural(stage=stages)}: neighbours are joined, {each} a stage{advice}"
 
 
 def _search_arguments(options: argparse.Namespace) -> dict[str, Any]:
@@ -237,12 +239,9 @@ def _solved(asked: Given, method: str, limits: dict[str, Any], path: str) -> Sch
 
 def solve_frontier(options: argparse.Namespace) -> int:
     """Value and bound over memory, as a table, JSON, pictures, and schedules in a folder."""
-    from ..show.frontier_report import check_frontier_path
+    from ..show.frontier_report import frontier_as_text, save_frontier
 
     folders = [path for path in options.output if Path(path).is_dir() or path.endswith("/")]
-    files = [path for path in options.output if path not in folders]
-    for path in files:
-        check_frontier_path(path)
     for name in NOT_HERE:
         if getattr(options, name) is not None:
             raise BadInput(f"--{name}: is not for a frontier, which searches at many limits of memory")
@@ -260,34 +259,23 @@ def solve_frontier(options: argparse.Namespace) -> int:
             raise BadInput(f"{folder}: cannot make this folder: {error.strerror}") from None
     with tools.workers_of(options, "solve", threads=2) as workers, tools.searching("solve") as (search, pressed):
         limits |= {"progress": search.show, "stop": pressed, "workers": workers}
-        result = _searched(profile, step, limits)
-    saves = [partial(result.save, path) for path in files]
+        result, points = _searched(profile, step, limits)
+    saves = [partial(save_frontier, result, path) for path in options.output if path not in folders]
     for folder in folders:
-        saves += [partial(point.schedule.save, Path(folder) / f"schedule-{name}.json") for name, point in result.points]
-    tools.tell(options, lambda: result.body, lambda: result.text, *saves)
+        saves += [partial(point.schedule.save, Path(folder) / f"schedule-{name}.json") for name, point in points]
+    tools.tell(options, result.to_json, lambda: frontier_as_text(result), *saves)
     return 0
 
 
-class _Found(NamedTuple):
-    """The result of `--frontier`: as text and as JSON, a function that writes its file, and (name of the file, point)."""
-
-    text: str
-    body: dict[str, Any]
-    save: Callable[[str], None]
-    points: list[tuple[str, Point]]
-
-
-def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> _Found:
-    """Search one frontier, or a curve for each way to keep activations if the step leaves that open."""
+def _searched(profile: Profile, step: Step, limits: dict[str, Any]) -> tuple[Frontier | Curves, list[tuple[str, Point]]]:
+    """Search one frontier, or a curve for each way to keep activations if the step leaves that open. Returns it, and its
+    points by the names of their files."""
     from ..search.keeping import curves
     from ..search.pareto import frontier
-    from ..show.frontier_report import frontier_as_text, save_frontier
 
     if not step.auto:
         single = frontier(profile, step, **limits)
-        points = [(f"{point.memory}", point) for point in single.points]
-        return _Found(frontier_as_text(single), single.to_json(), partial(save_frontier, single), points)
+        return single, [(f"{point.memory}", point) for point in single.points]
     several = curves(profile, step, **limits)
     named = ((name.replace(" ", "-"), frontier) for name, frontier in several.frontiers.items())
-    points = [(f"{name}-{point.memory}", point) for name, frontier in named for point in frontier.points]
-    return _Found(frontier_as_text(several), several.to_json(), partial(save_frontier, several), points)
+    return several, [(f"{name}-{point.memory}", point) for name, frontier in named for point in frontier.points]

@@ -82,9 +82,7 @@ def _cut_leaf(leaf: Tensor, what: str, count: int, rows: Sequence[int] | None) -
         raise BadInput(f"{what}: {tuple(leaf.shape)} has no rows")
     if rows:
         if len(leaf) % sum(rows):
-            raise BadInput(
-                f"{what}: {tuple(leaf.shape)} does not split into microbatches of {','.join(map(str, rows))} rows"
-            )
+            raise BadInput(f"{what}: {tuple(leaf.shape)} does not make microbatches of {','.join(map(str, rows))} rows")
         return leaf.tensor_split([len(leaf) // sum(rows) * end for end in accumulate(rows)][:-1])
     if len(leaf) % count and rows is not None:
         raise BadInput(

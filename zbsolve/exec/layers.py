@@ -46,7 +46,7 @@ def listed(layers: Layers) -> dict[str, nn.Module] | None:
         }  # also one that occurs twice
     if isinstance(layers, nn.Module):
         raise BadInput(
-            f"layers: a {type(layers).__name__} has no order: give an nn.Sequential, a list, a builder, or layers_of it"
+            f"layers: a {type(layers).__name__} has no order; give nn.Sequential, a list, a builder, or layers_of it"
         )
     if isinstance(layers, Sequence):
         return {str(i): layer for i, layer in enumerate(layers)}

@@ -240,9 +240,7 @@ class Pipeline:
         if self._runner.interpreter.slack is not None:
             raise BadInput(f"PostValidated: not with split '{SLACK}'")
         if self.device.type == "cuda":
-            raise BadInput(
-                "PostValidated: a GPU's host would wait for the norm of the gradients: use a plain optimizer there"
-            )
+            raise BadInput("PostValidated: a GPU's host would wait for the gradients' norm: use a plain optimizer there")
         self._runner.ahead = ahead
         self.program = self._runner.interpreter.program = ahead.cut.program
 
@@ -342,9 +340,7 @@ class Pipeline:
         """Raise BadInput where a step has backwards but torch records no graphs, or a trained stage has no backward."""
         check_untrained(self.view.step, self.counts, list(self.stages), self.layers)
         if not torch.is_grad_enabled() and passes_where(self.view.step, "adds_gradients").any():
-            raise BadInput(
-                "step: torch makes no gradients here (no_grad, inference_mode): call evaluate or forward in its place"
-            )
+            raise BadInput("step: torch makes no gradients here (no_grad, inference_mode): call evaluate or forward")
 
     @property
     def splits(self) -> list[dict[str, Any]]:

@@ -27,9 +27,7 @@ def install() -> None:
     module = import_module(STAGES)
     stage = getattr(module, MAKES_STAGE, None)
     if stage is None:
-        raise BadInput(
-            f"{STAGES}: no {MAKES_STAGE} in this torchtitan (0.3.0 has it): give its stages to split_stage yourself"
-        )
+        raise BadInput(f"{STAGES}: no {MAKES_STAGE} in this torchtitan (0.3.0 has it): give its stages to split_stage")
     if isinstance(stage, type):
         hooks = {name: _looking_for_w(getattr(module, name)) for name in MAKE_SCHEDULES if hasattr(module, name)}
         vars(module).update({MAKES_STAGE: _splitting(stage), **hooks})

@@ -156,9 +156,7 @@ def _fractions_in(text: str, stages: int) -> Any:
         try:
             numbers, fraction = numbers_in(stage), float(share)
         except ValueError:
-            raise BadInput(
-                f"offload '{part.strip()[:40]}': none, full, half, or a fraction a stage such as 0:0.5,1:1"
-            ) from None
+            raise BadInput(f"offload '{part.strip()[:40]}': none, full, half, or fractions such as 0:0.5,1:1") from None
         for number in numbers:
             if not 0 <= number < stages:
                 raise BadInput(f"offload: there is no stage {number} (they are 0 to {stages - 1})")

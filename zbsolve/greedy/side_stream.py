@@ -31,9 +31,7 @@ def same_order(schedule: Schedule) -> bool:
 def without_orders_beside(schedule: Schedule) -> Schedule:
     """The schedule's orders of compute streams alone, without side streams and syncs."""
     computing = schedule.problem.computing
-    return Schedule.of(
-        schedule.problem, {stream: rows for stream, rows in schedule.sequences.items() if computing[rows].any()}
-    )
+    return Schedule.of(schedule.problem, {name: rows for name, rows in schedule.sequences.items() if computing[rows].any()})
 
 
 def first_uses(problem: Problem, start: Ints) -> Floats:

@@ -32,15 +32,17 @@ from .cp import FOUND, refutes, timed_solver
 MAX_WHOLE = 600  # the most passes of a split for an exact solver
 BUILD_EFFORT = 0.1  # effort for each call of CP-SAT, which its deterministic time leaves out
 WHOLE_SHARE = 0.25  # the share of the time left that an exact solver may take for one split
-MAX_SIZE = 1 << 40  # the largest number in the model; bytes · µs are scaled down to it
+MAX_HELD = 1 << 40  # the most bytes · units of a rank in the model: it is scaled down to that
+MAX_TIME = 1 << 62  # units: with a longer step CP-SAT refuses the model
 
 
 class SplitModel:
-    """The model: `ends[s]`, the layers before stage s, and `time`, µs of the step."""
+    """The model: `ends[s]`, the layers before stage s; `time`, µs of the step; `most`, units that no time in it exceeds."""
 
     def __init__(self, splits: Splits, below: int) -> None:
         self.splits, self.lanes = splits, Lanes(splits)
         self._known: dict[Wave, Any] = {}
+        self.most = min(MAX_TIME, splits.unit * below)
         self.model = model = cp_model.CpModel()
         stages, layers = splits.stages, splits.layers
         inner = [model.new_int_var(s, layers - stages + s, f"end{s}") for s in range(1, stages)]
@@ -78,7 +80,7 @@ class SplitModel:
         """The maximum of `units` and 0, as `Lanes.lengths` has it. least: a known lower bound of `units`."""
         if least >= 0:
             return units
-        value = self.model.new_int_var(0, MAX_SIZE, "")
+        value = self.model.new_int_var(0, self.most, "")
         self.model.add_max_equality(value, [units, 0])
         return value
 
@@ -97,7 +99,7 @@ class SplitModel:
     def _waves(self, wave: Wave, times: int) -> Any:
         """The time of so many waves if the wave's rank has no room for one microbatch more than `fit`; else 0."""
         F, B = self.lanes.turn(wave.rank)
-        length = self.model.new_int_var(0, MAX_SIZE, "")
+        length = self.model.new_int_var(0, self.most, "")
         self.model.add(length >= times * (self.end[B] - self.start[F])).only_enforce_if(self._full(wave))
         return length
 
@@ -132,7 +134,7 @@ class SplitModel:
             return 0  # before the first lane, or behind a W
         if len(all_) == 1:
             return all_[0]
-        least = self.model.new_int_var(0, MAX_SIZE, "")
+        least = self.model.new_int_var(0, self.most, "")
         self.model.add_min_equality(least, all_)
         return least
 
@@ -143,7 +145,7 @@ class SplitModel:
         assert splits.room is not None
         chain, each = splits.totals[:2].sum(axis=0).astype(np.float64), np.array(splits.held, np.float64)
         way = each * (chain[-1] - chain[:-1])
-        coarse = max(1.0, (way.sum() + each.sum() * lanes.waits[-1]) * splits.microbatches / MAX_SIZE)
+        coarse = max(1.0, (way.sum() + each.sum() * lanes.waits[-1]) * splits.microbatches / MAX_HELD)
         off = 0 if coarse == 1 else 2  # more than rounding adds to a stage
         ways, held = ([0, *np.floor(np.cumsum(column) / coarse).astype(np.int64).tolist()] for column in (way, each))
         for s in (s for s, home in enumerate(splits.ranks) if home == rank):
@@ -185,8 +187,7 @@ class SplitModel:
 
     def split_of(self, solver: cp_model.CpSolver) -> Split:
         """The split of the solver's solution."""
-        ends = [end if isinstance(end, int) else solver.value(end) for end in self.ends]
-        return tuple(b - a for a, b in zip(ends, ends[1:], strict=False))
+        return tuple(np.diff([solver.value(end) for end in self.ends]).tolist())
 
 
 @dataclass
@@ -206,11 +207,6 @@ class SplitSearch:
     def __post_init__(self) -> None:
         self._model, self.bound = SplitModel(self.splits, self.below), min(self.below, self.splits.simple)
         self._model.model.add(self._model.time >= self.bound)
-
-    @property
-    def lanes(self) -> Lanes:
-        """The lanes of all splits."""
-        return self._model.lanes
 
     def go_on(self, clock: Clock, below: int, stop: Callable[[], bool] = lambda: False) -> None:
         """Raise the bound while there is time, up to `below` µs."""
@@ -282,11 +278,11 @@ class SplitSearch:
 
 
 def alone(splits: Splits, split: Split) -> int:
-    """The closed-form bound of one split, µs; `MAX_SIZE` if it has no schedule."""
+    """The closed-form bound of one split, µs; `MAX_TIME` if it has no schedule."""
     try:
         return closed_form(splits.problem(split)).value
     except Infeasible:
-        return MAX_SIZE
+        return MAX_TIME
 
 
 def proven_again(splits: Splits, every: EverySplit, seconds: float) -> str:
@@ -302,8 +298,7 @@ def proven_again(splits: Splits, every: EverySplit, seconds: float) -> str:
     for split, bound, kind in every.apart:
         if bound < every.bound:
             return f"split {split} is listed with {bound} µs or more alone"
-        known = alone(splits, split) >= every.bound
-        if not known and (kind != WHOLE or not refutes(splits.problem(split), every.bound, clock)):
+        if alone(splits, split) < every.bound and (kind != WHOLE or not refutes(splits.problem(split), every.bound, clock)):
             return f"split {split} is not proven to take {every.bound} µs"
         model.set_apart(split)
     if timed_solver(clock).solve(model.model) != cp_model.INFEASIBLE:

@@ -15,6 +15,7 @@ from ..planner.engines import target
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.files import COUNT, checked
+from ..util.text import plural
 from .exports import Export, Options
 from .foreign_order import ForeignOrder, Node, Words, order_of_nodes, python_file, stages_of
 from .messages import Event, posted
@@ -40,10 +41,10 @@ def write(schedule: Schedule, options: Options) -> Export:
         body = [[dict(zip(FIELDS, node, strict=True), rollback=False) for node in row] for row in rows]
         text = json.dumps(body, separators=(",", ":")) + "\n"
     else:
-        title = f"ColossalAI's nodes of a schedule: {ranks} ranks, 2 chunks a rank, {count} microbatches."
+        title = f"ColossalAI's nodes of a schedule: {plural(rank=ranks)}, 2 chunks a rank, {plural(microbatch=count)}."
         text = python_file(title, {"NODES": rows}, CODE)
     notes = (
-        f"{ranks} ranks, 2 chunks a rank, {count} microbatches; for ColossalAI 0.5.0",
+        f"{plural(rank=ranks)}, 2 chunks a rank, {plural(microbatch=count)}; for ColossalAI 0.5.0",
         f'set: HybridParallelPlugin(pp_size={ranks}, pp_style="zbv", num_model_chunks=2, num_microbatches={count}, '
         f"scheduler_nodes=scheduler_nodes{_layers(order)}",
         *order.notes("ColossalAI takes microbatches in the order of the batch", "its"),

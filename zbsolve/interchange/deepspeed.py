@@ -14,7 +14,7 @@ from typing import Any
 
 from ..planner.engines import target
 from ..schedule import Schedule
-from ..util.text import format_time
+from ..util.text import format_time, plural
 from .alternatives import compared
 from .exports import Export, Options
 from .foreign_order import python_file
@@ -80,10 +80,10 @@ def write(schedule: Schedule, options: Options) -> Export:
     layers = schedule.problem.layers
     parts = (0, *accumulate(layers)) if layers else None
     ranks, count = len(rows), len(order.microbatches)
-    title = f"A DeepSpeed schedule: {ranks} stages, {count} microbatches."
+    title = f"A DeepSpeed schedule: {plural(stage=ranks, microbatch=count)}."
     data: dict[str, Any] = {"MICRO_BATCHES": count, "BUFFERS": buffers, "PARTS": parts, "STEPS": rows}
     notes = (
-        f"{ranks} ranks, {count} microbatches; for DeepSpeed 0.19.8",
+        f"{plural(rank=ranks, microbatch=count)}; for DeepSpeed 0.19.8",
         "use: import the file before deepspeed.initialize, make the model as its ZbsolvePipelineModule, and set "
         f"gradient_accumulation_steps to {count}",
         _cost(schedule, events),

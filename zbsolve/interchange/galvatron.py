@@ -14,6 +14,7 @@ from ..planner.layout import FULL
 from ..problem import Problem
 from ..schedule import Schedule
 from ..systems.table import preset
+from ..util.text import plural
 from ..verifier import verify
 from .alternatives import cost_of_step
 from .exports import Export, Options, layer_letters, stage_letters
@@ -37,7 +38,7 @@ def write(schedule: Schedule, options: Options) -> Export:
     body = strategy(plan, division_of(problem))
     step = best.timeline().makespan + plan.best.behind
     notes = [
-        f"{layout.devices} devices, {layout.pp} ranks, {layout.count} microbatches of {layout.size} sequences; "
+        f"{plural(device=layout.devices, rank=layout.pp, microbatch=layout.count)} of {plural(sequence=layout.size)}; "
         "for Galvatron 2.4.1, as its galvatron_config_path",
         f"Galvatron takes no order: it runs 1F1B, which {cost_of_step(step, plan)}",
     ]

@@ -11,6 +11,7 @@ from typing import Any
 from ..planner.engines import target
 from ..problem.placement import describe
 from ..schedule import Schedule
+from ..util.text import plural
 from .exports import Export, Options
 from .foreign_order import python_file
 from .order import order_for
@@ -59,12 +60,12 @@ def write(schedule: Schedule, options: Options) -> Export:
         for row, times in zip(order.rows, durations, strict=True)
     )
     ranks, stages, count = len(tasks), len(order.placement), len(order.microbatches)
-    title = f"A JaxPP schedule: {ranks} ranks, {stages} stages, {count} microbatches; latencies in µs."
+    title = f"A JaxPP schedule: {plural(rank=ranks, stage=stages, microbatch=count)}; latencies in µs."
     data: dict[str, Any] = {"PLACEMENT": order.placement, "SPLIT_BACKWARD": order.split}
     data |= {"MICROBATCHES": count, "TASKS": tasks}
     notes = (
-        f"{ranks} ranks, {stages} stages ({describe(order.placement)}), {count} microbatches; for JaxPP 0.9.2; not run in "
-        "JaxPP itself",
+        f"{plural(rank=ranks, stage=stages)} ({describe(order.placement)}), {plural(microbatch=count)}; for JaxPP 0.9.2; "
+        "not run in JaxPP itself",
         "use: treduce(function, batch, schedule=schedule), with as many microbatches and a mesh of as many ranks",
         *order.notes("JaxPP takes microbatches in the order of the batch", "its"),
     )

@@ -17,7 +17,7 @@ from ..planner.layout import FULL, NONE, SELECTIVE
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from ..util.text import format_bytes, format_time
+from ..util.text import format_bytes, format_time, plural
 from ..verifier import verify
 from .alternatives import compared, cost_of_step
 from .exports import Export, Options, layer_letters, stage_letters
@@ -59,14 +59,14 @@ def write(schedule: Schedule, options: Options) -> Export:
     first = (
         () if options.layers else (f"the first of {len(letters)} layers is the embedding, the last the loss; else --layers",)
     )
-    batch = f"a global batch of {count} microbatches" if plan is None else f"{plan.best.layout.devices} devices"
+    batch = f"a global batch of {plural(microbatch=count)}" if plan is None else plural(device=plan.best.layout.devices)
     if plan is None or plan.best.layout.tp > 1 > plan.best.layout.sequence:
         batch += "; experts on several tensor ranks want --sequence-parallel, too"
     name = "1F1B" if group is None else f"interleaved 1F1B with its best g = {group}"
     step = best.timeline().makespan + (0 if plan is None else plan.best.behind)
     of_plan = "" if plan is None else f"which {cost_of_step(step, plan)}"
     notes = (
-        f"{ranks} ranks, {problem.stages} stages, {count} microbatches; for Megatron core 0.16.1",
+        f"{plural(rank=ranks, stage=problem.stages, microbatch=count)}; for Megatron core 0.16.1",
         f"flags: {flags} (with {batch}; none of the other flags that share layers out)",
         *first,
         f"Megatron takes no order: it runs {name}, {_cost(schedule, best) if plan is None else of_plan}",

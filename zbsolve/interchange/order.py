@@ -22,6 +22,7 @@ from ..problem.placement import describe
 from ..schedule import Schedule
 from ..schedule.timeline import Precedence, longest_path
 from ..util.errors import BadInput
+from ..util.text import plural
 from ..verifier import verify
 
 Spans = tuple[tuple[tuple[int, int], ...], ...]
@@ -196,7 +197,7 @@ def _check_place(problem: Problem, placement: tuple[int, ...], target: Target) -
         half, other = (problem.names[int(problem.rows(kind)[0])] for kind in ("B", "BW"))
         raise Refused(f"passes {half} and {other}: {target.engine} splits the backward of all stages or of none")
     if target.groups and problem.microbatches % problem.ranks:
-        step = f"problem: {problem.microbatches} microbatches on {problem.ranks} ranks"
+        step = f"problem: {plural(microbatch=problem.microbatches)} on {plural(rank=problem.ranks)}"
         raise Refused(f"{step}; {target.engine} needs a multiple of {problem.ranks}")
 
 

@@ -16,6 +16,7 @@ from ..planner.engines import target
 from ..schedule import Schedule
 from ..util.errors import BadInput
 from ..util.files import COUNT, checked
+from ..util.text import plural
 from .exports import Export, Options
 from .foreign_order import ForeignOrder, Node, StageOf, Words, order_of_nodes, python_file, stages_of
 from .messages import Event, posted
@@ -64,12 +65,12 @@ def write(schedule: Schedule, options: Options) -> Export:
     if options.json:
         text = json.dumps([[_named(*node) for node in row] for row in rows], separators=(",", ":")) + "\n"
     else:
-        title = f"A schedule for Primus's pipeline: {ranks} ranks, {ranks * chunks} stages, {count} microbatches."
+        title = f"A schedule for Primus's pipeline: {plural(rank=ranks, stage=ranks * chunks, microbatch=count)}."
         data = {"ALGORITHM": algorithm, "SHAPE": (ranks, chunks, count), "NODES": rows}
         text = python_file(title, data, CODE)
     vpp = f", {chunks} virtual stages a rank" if chunks > 1 else ""
     notes = (
-        f"{ranks} ranks, {ranks * chunks} stages, {count} microbatches; for Primus of August 2026; not run in Primus itself",
+        f"{plural(rank=ranks, stage=ranks * chunks, microbatch=count)}; for Primus of August 2026; not run in Primus itself",
         f"set: patch_primus_pipeline: true, pp_algorithm: {algorithm}, pipeline_model_parallel_size: {ranks}{vpp}; "
         "import the file before training starts",
         *order.notes("Primus takes microbatches in the order of the batch", "its"),

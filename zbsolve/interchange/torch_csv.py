@@ -20,6 +20,7 @@ from ..planner.engines import Target, target
 from ..problem.tables import Ints
 from ..schedule import Schedule
 from ..util.errors import BadInput
+from ..util.text import plural
 from .exports import Export, LongExport, Options
 from .order import Cell, Order, Refused, backwards, needs, order_for
 
@@ -78,7 +79,7 @@ class TorchOrder:
         """Notes for the file's user, a line each."""
         stages, count = len(self.placement), len(self.microbatches)
         lines = [
-            f"{len(self.rows)} ranks, {stages} stages, {count} microbatches; for torch 2.11 or newer, format compute_only",
+            f"{plural(rank=len(self.rows), stage=stages, microbatch=count)}; for torch 2.11 or newer, format compute_only",
             *self.order.notes("torch's last stage must run its forwards in order", "torch's"),
         ]
         if target("torchtitan").place(self.placement):

@@ -48,9 +48,7 @@ class RepeatedSchedule:
         """How many rounds are inserted. Raises BadInput if whole rounds do not make up the microbatches."""
         rounds, left = divmod(self.microbatches - self.few, self.round.every)
         if left or rounds < 0:
-            raise BadInput(
-                f"{self.microbatches} microbatches: {self.few} and rounds of {self.round.every} do not add up to that"
-            )
+            raise BadInput(f"{self.microbatches} microbatches: {self.few} and rounds of {self.round.every} do not add up")
         return rounds
 
     @property

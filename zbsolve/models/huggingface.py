@@ -98,9 +98,7 @@ def _attention(
     if unknown := sorted(given.keys() - IGNORED):
         raise BadInput(f"{name}: {unknown[0]}: sliced_attention has none")
     if dropout and in_slice():
-        raise BadInput(
-            f"{name}: attention in slices has no dropout, and this has {dropout:g}{_dropout_named(module, dropout)}"
-        )
+        raise BadInput(f"{name}: attention in slices has no dropout, this has {dropout:g}{_dropout_named(module, dropout)}")
     mask = _more_than_rule(attention_mask, query.shape[-2], window)
     causal = mask is None and getattr(module, "is_causal", True) and further.get("is_causal") is not False
     settings = {"scale": scaling, "is_causal": causal, "dropout_p": dropout, "enable_gqa": query.shape[1] != key.shape[1]}

@@ -93,9 +93,9 @@ class Target:
         return able
 
     def check_ending(self, path: str) -> None:
-        """Raise BadInput where a file's name has the ending of a format that this target does not write."""
+        """Raise BadInput where a file's name has an ending of no format that this target writes."""
         formats = self.writes.split(" or ")
-        if (ending := ending_of(path)) in ENDINGS.values() and ending not in [ENDINGS[name] for name in formats]:
+        if ending_of(path) not in ["", *(ENDINGS[name] for name in formats)]:
             raise BadInput(f"{path}: for {self.engine} the file is {self.writes}: name it …{ENDINGS[formats[0]]}")
 
     @property

@@ -40,9 +40,7 @@ def microbatch_of(profile: Profile, where: str) -> Microbatch:
     if not _counts(tensor_ranks):
         raise BadInput(f"{where}: facts: '{TENSOR_RANKS}' is missing: how many devices share a layer (profile writes it)")
     if not isinstance(batch, dict) or not _counts(batch.get(SEQUENCES)):
-        raise BadInput(
-            f"{where}: facts: '{MICROBATCH}' does not say '{SEQUENCES}': how many make a microbatch (profile writes it)"
-        )
+        raise BadInput(f"{where}: facts: '{MICROBATCH}' does not say '{SEQUENCES}', how many make a microbatch")
     mesh = profile.facts.get(MESH)
     others = set(mesh) - {"pp", "dp", "tp"} if isinstance(mesh, dict) else set()
     if others:
@@ -279,9 +277,7 @@ def _check_together(points: Sequence[Point], profiles: Sequence[Profile], names:
     for point, profile, name in zip(points, profiles, names, strict=True):
         key, sizes = (point.tp, point.size), [layer.parameter_bytes for layer in point.layers]
         if key in seen:
-            raise BadInput(
-                f"{name}: tp {point.tp} with {point.size} sequences a microbatch, as {seen[key]}: give one of them"
-            )
+            raise BadInput(f"{name}: tp {point.tp} with {point.size} sequences a microbatch, as {seen[key]}: give one")
         seen[key] = name
         if len(profile.layers) != len(profiles[0].layers):
             raise BadInput(f"{name}: {len(profile.layers)} layers, but {names[0]} has {len(profiles[0].layers)}")

@@ -18,6 +18,7 @@ from ..kinds import KINDS, LINKS, SLICES, TABLE
 from ..util.columns import coded, whole_column
 from ..util.errors import BadInput, prefixed
 from ..util.files import checked, read_one_of, write_document
+from ..util.text import plural
 from . import form as problem_form
 from . import tables
 from .form import MessageRoom
@@ -69,7 +70,7 @@ class Problem:
     settings: Mapping[str, problem_form.Setting] = field(default_factory=dict)
 
     def __repr__(self) -> str:  # of columns it would be pages long
-        sizes = f"{self.ranks} ranks, {self.stages} stages, {self.microbatches} microbatches, {len(self.passes)} passes"
+        sizes = plural(rank=self.ranks, stage=self.stages, microbatch=self.microbatches, pass_=len(self.passes))
         return f"<Problem {self.digest}: {sizes}>"
 
     @classmethod

@@ -125,8 +125,8 @@ def _slow_rank(trace: Trace, times: tuple[Floats, Floats], rank: int, steps: Seq
     """A slow rank. Its cost is for expected times, times the others' ratio; variation between passes is kept. times: of the
     steps, and expected (see `_relative`)."""
     (took, expected), own = times, (trace.problem.passes.rank == rank) & trace.problem.computing
-    slower = float(_relative(trace, took, expected)[rank])
-    usual = np.median(took[:, own].sum(axis=1)) / expected[own].sum() / slower if own.any() else 1.0
+    slower, of = float(_relative(trace, took, expected)[rank]), own & trace.problem.in_microbatch
+    usual = np.median(took[:, of].sum(axis=1)) / expected[of].sum() / slower if of.any() else 1.0
     scale = np.where(own, usual * expected / np.maximum(np.median(took, axis=0), 1e-9), 1.0)
     return _slow(trace, steps, (f"rank {rank}", replica), slower, scale)
 

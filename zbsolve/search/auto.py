@@ -32,7 +32,7 @@ from ..greedy.decoding import SECONDS_PER_DECODED_PASS
 from ..ilp.bounds.bound import WHOLE, serial_length
 from ..partition.by_name import FEW, SEARCHED, ordered_neighbours
 from ..partition.file import Partition
-from ..partition.splits import Splits
+from ..partition.splits import Lanes, Splits
 from ..problem.placement import parse
 from ..profile.noise import Aim
 from ..profile.profile import Profile
@@ -262,9 +262,9 @@ class _Bounds:
         runs, clock = list[Run](), Clock(max(LEAST_SECONDS, amount), amount if race.runner.counted else None)
         firsts = {run.name: run for run in reversed(race.runs) if run.name in self.searches and not run.step.own_partition}
         for i, (name, first) in enumerate(firsts.items()):
-            lanes, known = self.searches[name].lanes, [run.layers for run in race.runs if run.name == name and run.problem]
+            known = [run.layers for run in race.runs if run.name == name and run.problem]
             part = clock.apart(clock.left / (len(firsts) - i))
-            splits = lanes.descents(known, part, race.options.get("seed", 0))
+            splits = Lanes(self.searches[name].splits).descents(known, part, race.options.get("seed", 0))
             clock.spend(part.used)
             steps = (replace(first.step, partition=split) for split in splits if split not in known)
             named = (Run(step, name, BOUNDED, place=first.place) for step in islice(steps, PROMISING))
@@ -355,7 +355,12 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
             failed.append(Run(step, name, split, failed=str(error), place=place))
     given = step.partition if isinstance(step.partition, Partition) else None  # it says more than layers
     steps = [(replace(step, partition=given or counts), "=".join(names)) for counts, names in named.items()]
-    return [built(profile, Run(plain_step, name, names, place=place)) for plain_step, names in steps] + failed
+    runs = [built(profile, Run(plain_step, name, names, place=place)) for plain_step, names in steps]
+    if step.partition == AUTO and all(run.problem is None for run in runs):  # others may fit
+        near = ordered_neighbours(step.costs(profile), next(iter(named)))[:FEW]
+        tries = (Run(replace(step, partition=counts), name, f"{USUAL}{MOVED}", place=place) for counts in near)
+        runs += islice((run for run in tries if built(profile, run).problem is not None), PROMISING)
+    return runs + failed
 
 
 def _either(step: Step) -> bool:

@@ -153,7 +153,7 @@ def solve(
     amount, state.patience = clock.total, PATIENCE * clock.left
     try:
         if hint is not None:
-            state.offer(retimed(problem, hint), "hint")
+            state.offer(retimed(problem, hint), "an earlier search")  # the user's, or one before in a race
         search(state, method, seed, solver)
         if method in METHODS:
             further = search_again(state, amount, lambda fresh: search(fresh, method, seed, solver))

@@ -17,7 +17,7 @@ from ..schedule.timeline import Timeline
 from ..schedule.trace import Trace
 from ..util.errors import BadInput
 from ..util.statistics import quartiles
-from ..util.text import aligned, first_difference, format_time, times_note
+from ..util.text import aligned, first_difference, format_time, plural, times_note
 
 MOST_NAMED = 6  # kinds of passes that a line names
 NOT_COUNTED = "predicted bytes at measured times"  # the memory of a run whose trace counts no bytes
@@ -300,7 +300,7 @@ def comparison_as_text(comparison: Comparison) -> str:
         *([c.emulated] if c.emulated else []),
         *([c.launching] if c.launching else []),
         f"step time ({c.objective})  predicted {show(c.predicted)} {unit}, measured {show(c.measured)} {unit}{share}",
-        f"  median of {len(steps)} steps, from {show(steps[0])} to {show(steps[-1])} {unit}",
+        f"  median of {plural(step=len(steps))}, from {show(steps[0])} to {show(steps[-1])} {unit}",
         *(f"  {line}" for line in c.later),
         "",
         *_kind_rows(c.kinds),

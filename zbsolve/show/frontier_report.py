@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import PurePath
 from typing import NamedTuple
 
 from ..search.keeping import Curves
 from ..search.memory_limits import Point
 from ..search.pareto import Frontier
-from ..util.errors import BadInput
 from ..util.files import write_text
-from ..util.text import aligned, format_bytes, format_gap, format_time, printable, time_unit, times_note
+from ..util.text import aligned, format_bytes, format_gap, format_time, plural, printable, time_unit, times_note
 from .pages import picture, render
 from .pictures.drawing import USUAL, Drawing, Style, to_svg
-from .pictures.files import PICTURES, save_drawing
+from .pictures.files import save_drawing
 from .pictures.frontier import bubble_rate, curves_drawing, excess, frontier_drawing
 from .sentences import by_microbatch
 
-ENDINGS = (".json", *PICTURES, ".html")
 INSIDE = Style(title="", notes=False)  # of a picture inside a page: the page has the title and the sentence itself
 NEAR_BEST = 1.01  # times the best value: more memory than such a step needs saves little
 
@@ -38,8 +37,8 @@ def report_of(frontier: Frontier | Curves) -> Report:
     """The report of a frontier over memory, or of `Curves`: a frontier for each way to keep activations."""
     first = frontier.first if isinstance(frontier, Curves) else frontier
     headline = (
-        f"{printable(first.model)}: {first.objective} over memory a rank, {first.ranks} ranks, "
-        f"{first.microbatches} microbatches, placement {printable(first.placement)}"
+        f"{printable(first.model)}: {first.objective} over memory a rank, {plural(rank=first.ranks)}, "
+        f"{plural(microbatch=first.microbatches)}, placement {printable(first.placement)}"
     )
     if isinstance(frontier, Curves):
         sentence = _curves_sentence(frontier)
@@ -50,19 +49,12 @@ def report_of(frontier: Frontier | Curves) -> Report:
 
 def save_frontier(frontier: Frontier | Curves, path: str | os.PathLike[str], style: Style = USUAL) -> None:
     """Write frontiers as `.json`, `.html`, or in this style as a picture; `-`: JSON on standard output. Raises BadInput."""
-    check_frontier_path(path)
-    if str(path).endswith(PICTURES):
-        save_drawing(report_of(frontier).drawing(style), path)
-    elif str(path).endswith(".html"):
+    if str(path).endswith(".html"):
         write_text(path, frontier_as_page(frontier))
-    else:
+    elif PurePath(path).suffix in ("", ".json", ".gz"):
         frontier.save(path)
-
-
-def check_frontier_path(path: str | os.PathLike[str]) -> None:
-    """Raise BadInput for a path that `save_frontier` cannot write, before any time is spent."""
-    if str(path) != "-" and not str(path).endswith(ENDINGS):
-        raise BadInput(f"{path}: unknown ending; one of {' '.join(ENDINGS)}")
+    else:
+        save_drawing(report_of(frontier).drawing(style), path)
 
 
 def frontier_as_page(frontier: Frontier | Curves) -> str:

@@ -13,7 +13,7 @@ from ..schedule import Schedule
 from ..systems.problems import problem_for
 from ..systems.table import GROUPS, SYSTEMS, System, preset
 from ..util.errors import BadInput
-from ..util.text import aligned
+from ..util.text import aligned, plural
 from .pages import picture, render
 from .pictures.drawing import Style, to_svg
 from .pictures.schedule import schedule_drawing
@@ -124,7 +124,7 @@ def gallery_as_page(shown: Sequence[Exhibit], absent: Sequence[Absent] = ()) -> 
     longest = max(value for value in values if value <= 2 * min(values))  # longer schedules have their own time scale
     problem = shown[0].schedule.problem
     ranks, microbatches = problem.ranks, problem.microbatches
-    title = f"Pipeline schedules: {ranks} ranks, {microbatches} microbatches, F = B = W"
+    title = f"Pipeline schedules: {plural(rank=ranks, microbatch=microbatches)}, F = B = W"
     groups = [(group, [_card(exhibit, longest) for exhibit in shown if exhibit.system.group == group]) for group in GROUPS]
     overview = [_cells(exhibit) for group in GROUPS for exhibit in shown if exhibit.system.group == group]
     return render("gallery.html", title=title, groups=groups, absent=absent, head=HEAD, overview=overview)

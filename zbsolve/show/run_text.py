@@ -16,7 +16,7 @@ from ..profile.lengths import Stall
 from ..schedule.trace import Trace
 from ..search.today import UNITS, Better, Today
 from ..util.statistics import quartiles
-from ..util.text import aligned, exact_time, format_bytes, format_gap, format_time, printable
+from ..util.text import aligned, exact_time, format_bytes, format_gap, format_time, plural, printable
 from .sentences import by_microbatch
 
 MAX_STALLS = 5  # stalls that are shown
@@ -34,7 +34,7 @@ def _stalls(trace: Trace, stalls: tuple[Stall, ...]) -> Iterator[str]:
         usual = f"{format_time(stall.took)} in place of {format_time(stall.usual)}"
         yield f"stall: step {printable(str(step))}, {stall.name} on rank {stall.rank}: {usual}; {without}"
     if len(stalls) > MAX_STALLS:
-        yield f"and {(more := len(stalls) - MAX_STALLS)} more stall{'s' * (more != 1)}"
+        yield f"and {plural(more_stall=len(stalls) - MAX_STALLS)}"
 
 
 def _messages_and_lengths(trace: Trace) -> Iterator[str]:
@@ -105,7 +105,7 @@ def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
     beside = f" with {', '.join(problem.features)}" if problem.features else ""
     what = f"{problem.ranks} ranks, {len(routes[0])} stages ({placement}), {problem.microbatches} microbatches{beside}"
     clocks = f"; clocks {facts['clocks']}" if isinstance(facts.get("clocks"), str) else ""
-    lines = [f"{printable(str(facts.get('format', 'zbsolve trace')))}: {what}, {len(trace.steps)} steps{clocks}"]
+    lines = [f"{printable(str(facts.get('format', 'zbsolve trace')))}: {what}, {plural(step=len(trace.steps))}{clocks}"]
     left = facts.get("left_out")
     lines += [f"left out: {printable(str(part))}" for part in left] if isinstance(left, list) else []
     lines += [*_stages(trace), *_messages_and_lengths(trace), *_stalls(trace, stalls)]

@@ -14,7 +14,7 @@ from ..problem import Ints
 from ..schedule import Schedule
 from ..schedule.timeline import Timeline
 from ..schedule.trace import Trace
-from ..util.text import format_bytes, format_time, printable
+from ..util.text import format_bytes, format_time, plural, printable
 from .comparison import NOT_COUNTED, Comparison, check_trace, compare, comparison_as_text, step_time
 from .pages import packed, render
 from .sentences import certificate_lines, headline, pool_lines, value_line, without_notes
@@ -44,10 +44,9 @@ def _sentences(schedule: Schedule, comparison: Comparison | None) -> list[str]:
     """The chart's content in sentences, for readers who cannot see it."""
     lines = [headline(schedule), value_line(schedule), *pool_lines(schedule), *certificate_lines(schedule)]
     if comparison is not None:
-        lines.append(
-            f"measured {comparison.objective} {format_time(comparison.measured)}, median of {len(comparison.steps)} steps "
-            f"from {format_time(min(comparison.steps))} to {format_time(max(comparison.steps))}"
-        )
+        steps = [format_time(time) for time in (comparison.measured, min(comparison.steps), max(comparison.steps))]
+        median = f"median of {plural(step=len(comparison.steps))} from {steps[1]} to {steps[2]}"
+        lines.append(f"measured {comparison.objective} {steps[0]}, {median}")
     return lines
 
 

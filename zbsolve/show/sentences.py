@@ -14,17 +14,16 @@ from ..profile.profile import Profile
 from ..profile.step import Step
 from ..schedule import Certificate, Schedule
 from ..util.errors import BadInput
-from ..util.text import exact_time, format_bytes, format_times, printable
+from ..util.text import exact_time, format_bytes, format_times, plural, printable
 
 
 def headline(schedule: Schedule, of_all: bool = False) -> str:
     """One line: ranks, stages, microbatches, passes, source of times. of_all: only what all orders of this work share."""
     problem = schedule.problem
-    stages, passes = (problem.stages, "stage", "s"), (len(problem.passes), "pass", "es")
-    counts = [(problem.ranks, "rank", "s"), (problem.microbatches, "microbatch", "es")]
-    counts = counts if of_all else [counts[0], stages, counts[1], passes]
+    step = {"rank": problem.ranks, "stage": problem.stages, "microbatch": problem.microbatches, "pass_": len(problem.passes)}
+    counts = {noun: count for noun, count in step.items() if not of_all or noun in ("rank", "microbatch")}
     source = f" ({printable(problem.source)})" if problem.source else ""
-    return ", ".join(f"{n:,} {name}{'' if n == 1 else plural}" for n, name, plural in counts) + source
+    return plural(**counts) + source
 
 
 def placed(problem: Problem) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def placement_line(problem: Problem) -> str:
     least, most = min(spots["stages_a_rank"]), max(spots["stages_a_rank"])
     each = f"{most}" if least == most else f"{least} to {most}"
     name = spots["placement"] or "without routes"
-    return f"placement {name}: {spots['stages']} stages on {problem.ranks} ranks, {each} a rank"
+    return f"placement {name}: {plural(stage=spots['stages'])} on {plural(rank=problem.ranks)}, {each} a rank"
 
 
 def without_notes(line: str) -> str:
@@ -83,8 +82,8 @@ def verdict(certificate: Certificate) -> str:
     value = f"{certificate.objective} {exact_time(certificate.value)}"
     order = f"no order of these passes{by_microbatch(certificate.proof)}"
     if not certificate.checked:
-        says = f"a file says that {order} takes less than {exact_time(certificate.bound)}, which is not proven here"
-        return f"{value}; {says} (check --bound proves it again, if it holds)"
+        says = f"a file says: {value}, and {order} takes less than {exact_time(certificate.bound)}; not proven here"
+        return f"{says} (check --bound proves it again, if it holds)"
     if certificate.status == "optimal":
         return f"{value}, proven optimal: {order} takes less"
     bound, gap = exact_time(certificate.bound), certificate.gap

@@ -23,6 +23,7 @@ from ..util.text import (
     format_time,
     format_times,
     in_one_unit,
+    plural,
     printable,
     time_unit,
     times_note,
@@ -235,7 +236,7 @@ def _work_in_words(schedule: Schedule, work: WorkBeside) -> str:
     """The cost of passes of the feature `work`, and what is proven about it."""
     facts, value = work.facts(schedule), round(schedule.timeline().value)
     alone, least, most = facts["value_alone"], facts["bound_alone"], facts.get("most")
-    pieces = "" if most is None else f" ({facts['pieces']} piece{'s' * (facts['pieces'] != 1)})"
+    pieces = "" if most is None else f" ({plural(piece=facts['pieces'])})"
     text = f"{facts['share']:.1%} of all ranks' time{pieces} does this work"
     by = " by microbatch" * schedule.problem.ordered
     if value > least and work.found is None:

@@ -98,9 +98,7 @@ def dualpipe(problem: Problem) -> Schedule:
     if not split:
         raise BadInput("dualpipe: needs B and W apart")
     if ranks % 2 or m % 2 or m < 2 * ranks:
-        raise BadInput(
-            f"dualpipe: needs an even number of ranks and of microbatches, at least 2 a rank; got {ranks} and {m}"
-        )
+        raise BadInput(f"dualpipe: needs an even number of ranks and microbatches, at least 2 a rank; got {ranks} and {m}")
     order = {}
     for rank in range(ranks):
         near = 0 if rank < ranks // 2 else 1  # the direction that reaches this rank in its first half

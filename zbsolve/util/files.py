@@ -325,7 +325,8 @@ def _explained(error: str, body: Any, form: type[Any]) -> str:
         at = f"{place}: " if place else ""
         if lone[1] == "missing required":
             return f"{at}field '{lone[2]}' is missing"
-        return f"{at}field '{lone[2][:40]}' is unknown (one of {', '.join(_known(form, place))})"
+        known = ", ".join(_known(form, place))
+        return f"{at}field '{lone[2][:40]}' is unknown (one of {known}); a newer zbsolve may have written it"
     owner, name, index = re.fullmatch(r"(?:(.*)\.)?([^.\[\]]*)((?:\[[^\]]*\])*)", place).groups()  # type: ignore[union-attr]
     at = f"{owner}: " if owner else ""
     field = f"field '{name}'{index}" if name else f"the document{index}"

@@ -54,6 +54,12 @@ def counted(values: Sequence[object]) -> str:
     return " ".join(f"{value}×{times}" if times > 1 else str(value) for value, times in runs)
 
 
+def plural(**counts: int) -> str:
+    """`1 rank, 2 more stages, 3 passes` from `rank=1, more_stage=2, pass_=3`."""
+    ends = {noun: "" if n == 1 else "es" if noun.endswith(("ch", "s_")) else "s" for noun, n in counts.items()}
+    return ", ".join(f"{n:,} {noun.replace('_', ' ').strip()}{ends[noun]}" for noun, n in counts.items())
+
+
 def printable(text: str) -> str:
     """`text` on one line without control characters: files come from others, and terminals obey what they print."""
     return "".join(c if c.isprintable() else " " for c in text)
@@ -112,9 +118,7 @@ def parse_bytes(text: str | int, what: str = "memory") -> int:
     if size is None:
         raise _wrong(text, what, "a number of bytes", "40GiB, 512MB or 1000000")
     if not size.is_integer() and not _unit(text).upper().strip("B"):
-        raise BadInput(
-            f"{what} '{str(text)[:40]}': a fraction of a byte: write the unit, such as {str(text).strip(' Bb')}GiB"
-        )
+        raise BadInput(f"{what} '{str(text)[:40]}': a fraction of a byte: write a unit, such as {str(text).strip(' Bb')}GiB")
     return int(size)
 
 
@@ -122,9 +126,7 @@ def bytes_of_ranks(text: str | int, ranks: int) -> tuple[int, ...]:
     """Each rank's memory in bytes, from one number for all or one per rank: `16GB,16GB,8GB,8GB`. Raises BadInput."""
     parts = [part.strip() for part in str(text).split(",")]
     if len(parts) > 1 and "" in parts:
-        raise BadInput(
-            f"memory '{str(text)[:40]}': there is none for rank {parts.index('')}: give one number, or one a rank"
-        )
+        raise BadInput(f"memory '{str(text)[:40]}': none for rank {parts.index('')}: give one number, or one a rank")
     sizes = tuple(map(parse_bytes, parts))
     if len(sizes) not in (1, ranks):
         raise BadInput(f"memory '{str(text)[:40]}': {len(sizes)} numbers for {ranks} ranks: give one, or one a rank")
@@ -147,7 +149,7 @@ def _wrong(text: str | float, what: str, noun: str, such_as: str) -> BadInput:
 
 
 def parse_share(text: str, what: str) -> float:
-    """A share from `1%` or `0.01`. Raises BadInput naming `what`."""
+    """A share from `1%` or `0.01`; from 1 on it needs its %, since 1 may be meant as 1 %. Raises BadInput naming `what`."""
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         share = float(number) / (100 if percent else 1)
@@ -155,6 +157,8 @@ def parse_share(text: str, what: str) -> float:
         share = math.nan
     if not 0 <= share < math.inf:
         raise BadInput(f"{what} '{text}': a share such as 1% or 0.01 is needed")
+    if share >= 1 and not percent:
+        raise BadInput(f"{what} '{text}': write {text.strip()}% or {share:.0%}: without % a share is below 1")
     return share
 
 

@@ -80,8 +80,9 @@ class CycleMean:
     cycle: tuple[str, ...]
 
 
-def rounds_of(problem: Problem) -> Rounds:
-    """The problem's rounds. Raises BadInput where rounds differ, or are too few to show how one waits for others."""
+def rounds_of(problem: Problem, several: int = 1) -> Rounds:
+    """The problem's rounds, or `several` taken as a round, which divides their number. Raises BadInput where rounds differ,
+    or are too few to show how one waits for others."""
     p = problem.passes
     update = problem.updating
     others = np.flatnonzero(~problem.in_microbatch & ~update)
@@ -90,10 +91,10 @@ def rounds_of(problem: Problem) -> Rounds:
         raise BadInput(f"period: passes {kind} end a step, and this is about training without an end")
     if problem.edges.pool.any():
         raise BadInput("period: bytes in pools beside the devices are not modelled")
-    every = problem.round or 1
+    every = (problem.round or 1) * several
     rounds = problem.microbatches // every
-    number = np.where(update, p.microbatch, p.microbatch // every)
-    within = np.where(update, 0, p.microbatch % every)
+    turns = np.where(update, several, every)
+    number, within = p.microbatch // turns, p.microbatch % turns
     columns = np.stack([p.kind, p.stage, within, p.slice])
     _, place = np.unique(columns, axis=1, return_inverse=True)
     place = place.reshape(-1).astype(np.int64)
@@ -138,20 +139,45 @@ def _sorted_arcs(problem: Problem, rounds: Rounds, number: int) -> list[tuple[in
 
 
 def period(schedule: Schedule) -> CycleMean:
-    """The mean time of a round if the schedule's order goes on for ever as in its middle.
+    """The mean time of a round if the schedule's order, and its syncs, go on for ever as in its middle.
 
-    Raises BadInput where no stream's order repeats from one round to the next, Deadlock where what repeats waits for itself.
+    Raises BadInput where the order or the syncs do not repeat, Deadlock where what repeats waits for itself.
     """
-    rounds = rounds_of(schedule.problem)
-    orders = [_repeated_order(stream, rounds, rows) for stream, rows in schedule.sequences.items() if len(rows)]
-    arcs = RoundArcs(*(np.concatenate(columns) for columns in zip(rounds.edges, *map(_order_as_arcs, orders), strict=True)))
+    rounds, several, repeated = _repeated(schedule)
+    orders = list(repeated.values())
+    parts = rounds.edges, _syncs(schedule, rounds), *map(_order_as_arcs, orders)
+    arcs = RoundArcs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
     mean = largest_mean(rounds, arcs)
-    if not schedule.problem.slowdowns:
-        return mean
-    begun = np.zeros(len(rounds.rows), np.int64)  # by the first pass of the repeated order
-    for place, later in (entry for order in orders for entry in order):
-        begun[place] = max(begun[place], later)
-    return slowed_mean(rounds, arcs._replace(distance=arcs.distance + begun[arcs.before] - begun[arcs.after]))
+    if schedule.problem.slowdowns:
+        begun = np.zeros(len(rounds.rows), np.int64)  # by the first pass of the repeated order
+        for place, later in (entry for order in orders for entry in order):
+            begun[place] = max(begun[place], later)
+        mean = slowed_mean(rounds, arcs._replace(distance=arcs.distance + begun[arcs.before] - begun[arcs.after]))
+    return CycleMean(mean.time / several, mean.cycle)
+
+
+def _repeated(schedule: Schedule) -> tuple[Rounds, int, dict[str, list[tuple[int, int]]]]:
+    """The shortest rounds of which every stream repeats its order, as one or several of the problem's; how many; and the
+    order of each stream (see `_repeated_order`). Orders in groups of microbatches, such as Megatron's, repeat only so."""
+    rounds, streams = rounds_of(schedule.problem), {name: rows for name, rows in schedule.sequences.items() if len(rows)}
+    count, failed = rounds.last + 1, list[BadInput]()
+    for several in (number for number in range(1, max(1, count // 2) + 1) if count % number == 0):
+        try:
+            rounds = rounds_of(schedule.problem, several)
+            return rounds, several, {name: _repeated_order(name, rounds, rows) for name, rows in streams.items()}
+        except BadInput as error:
+            failed.append(error)
+    raise failed[0]
+
+
+def _syncs(schedule: Schedule, rounds: Rounds) -> RoundArcs:
+    """The schedule's syncs into a round in its middle. Raises BadInput where those into the next one are others."""
+    index, middle = schedule.problem.index if schedule.syncs else {}, rounds.last // 2
+    before, after = np.array([[index[name] for name in pair] for pair in schedule.syncs], np.int64).reshape(-1, 2).T
+    own, following = (rounds.into(before, after, 0 * before, number) for number in (middle, min(middle + 1, rounds.last)))
+    if {*zip(*(c.tolist() for c in own), strict=True)} != {*zip(*(c.tolist() for c in following), strict=True)}:
+        raise BadInput("period: the waits (syncs) of one round are not those of the next: give more microbatches")
+    return own
 
 
 def slowed_mean(rounds: Rounds, arcs: RoundArcs) -> CycleMean:
@@ -218,16 +244,14 @@ def steady_peaks(schedule: Schedule) -> tuple[int, ...]:
     A finite piece may hold less, since its first rounds have nothing from rounds before. Raises BadInput as `period` does,
     and where the order of one stream does not decide what its rank holds.
     """
-    rounds = rounds_of(schedule.problem)
+    rounds, _, repeated = _repeated(schedule)
     e, p = schedule.problem.edges, schedule.problem.passes
     into = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
     arcs, size = rounds.into(e.before[into], e.after[into], e.lag[into]), e.bytes[into]
     home, seat, later = (np.full(len(rounds.rows), -1, np.int64) for _ in range(3))
     peaks = [0] * schedule.problem.ranks
-    for number, (stream, rows) in enumerate(schedule.sequences.items()):
-        if not len(rows):
-            continue
-        order = np.array(_repeated_order(stream, rounds, rows), np.int64)
+    for number, entries in enumerate(repeated.values()):
+        order = np.array(entries, np.int64)
         home[order[:, 0]], seat[order[:, 0]], later[order[:, 0]] = number, np.arange(len(order)), order[:, 1]
     if (home[arcs.before] != home[arcs.after]).any():
         raise BadInput("period: memory that passes of several streams take and free is not modelled")
@@ -266,7 +290,8 @@ def _repeated_order(stream: str, rounds: Rounds, rows: Ints) -> list[tuple[int, 
         if run > length and len({key for key, _ in part}) == width:
             best, length = part, run
     if length == 0:
-        raise BadInput(f"period: {stream} runs no two rounds in one order: give more microbatches, or another order")
+        more = 2 * rounds.problem.ranks * -(-rounds.problem.microbatches // rounds.problem.ranks)
+        raise BadInput(f"period: {stream} runs no two rounds in one order: give {more} microbatches, or another order")
     return list(best)
 
 

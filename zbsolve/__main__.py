@@ -1,0 +1,5 @@
+"""`python -m zbsolve`."""
+
+from .cli import entry_point
+
+entry_point()

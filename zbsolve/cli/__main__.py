@@ -1,5 +1,0 @@
-"""`python -m zbsolve.cli`."""
-
-from .app import entry_point
-
-entry_point()
