@@ -9,9 +9,9 @@ from dataclasses import replace
 from zbsolve import Infeasible, Problem, Profile, Schedule, Step, preset, solve, verify
 from zbsolve.features.vocabulary import VOCABULARIES
 from zbsolve.partition.layer import Link
+from zbsolve.profile.named_steps import usual_schedule
 from zbsolve.schedule import relative_gap
 from zbsolve.search.solver import compiled
-from zbsolve.systems.problems import usual_schedule
 from zbsolve.systems.torch_gathers import torch_window
 from zbsolve.util.errors import NotFound
 

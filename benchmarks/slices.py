@@ -23,8 +23,9 @@ from zbsolve import Infeasible, NotFound, Problem, Profile, Schedule, Step, pres
 from zbsolve.features.attention_exchange import exchange_costs
 from zbsolve.features.cuts import said_of
 from zbsolve.partition.layer import Layer
+from zbsolve.profile.named_steps import step_for
 from zbsolve.search.solver import compiled
-from zbsolve.systems import PRESETS, step_for, system
+from zbsolve.systems import PRESETS, system
 from zbsolve.util.text import aligned
 
 from .harness import Results, listed, solved, table

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from zbsolve.exec.run.host import end_with_parent, keep_freed_memory, local_network
 from zbsolve.models.by_name import load
 from zbsolve.util.errors import BadInput, RunFailed, is_out_of_memory, one_line
+from zbsolve.util.files import temporary_folder
 from zbsolve.util.machine import child_environment
-from zbsolve.util.temporary import temporary_folder
 
 from .dataflow import place
 from .stage_rounds import TURNS, PassTimer, Sample, batches, rounds, stages_of

@@ -12,7 +12,7 @@ import torch
 from zbsolve.partition.layer import HostLink
 from zbsolve.problem.form import MAX_FACTOR
 from zbsolve.problem.tables import Slowdown
-from zbsolve.util.statistics import median_error
+from zbsolve.util.columns import median_error
 
 from .links import fit
 from .stage_rounds import PassTimer

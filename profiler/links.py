@@ -38,8 +38,7 @@ from zbsolve.exec.transport.peers import clock_lead
 from zbsolve.exec.transport.wires import Wires, passed
 from zbsolve.partition.layer import Link
 from zbsolve.util.errors import RunFailed
-from zbsolve.util.files import write_text
-from zbsolve.util.temporary import temporary_folder
+from zbsolve.util.files import temporary_folder, write_text
 
 from .busy_process import processes
 from .collectives import Curve, Ranks, Sizes, measured_collectives, measured_curves

@@ -19,8 +19,8 @@ from zbsolve.exec.base.torch_private import end_pool
 from zbsolve.exec.graphs.auto import Parts
 from zbsolve.models.model import Model
 from zbsolve.partition.layer import Layer
+from zbsolve.util.columns import median_error
 from zbsolve.util.errors import BadInput, RunFailed, is_out_of_memory, one_line
-from zbsolve.util.statistics import median_error
 
 from .dataflow import Flow, batch_of, fake_mode, place, quiet
 from .operation_costs import Turn, passes, turn

@@ -9,7 +9,7 @@ import pytest
 
 from zbsolve import Problem, Schedule, Step, preset, solve
 from zbsolve.cli import main
-from zbsolve.systems.problems import step_for
+from zbsolve.profile.named_steps import step_for
 
 from ..support.profiles import equal_layers
 from ..support.runs import random_run, trace_of

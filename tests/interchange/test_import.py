@@ -11,7 +11,7 @@ from zbsolve import BadInput, Profile, Schedule, Step, preset, verify
 from zbsolve.cli import main
 from zbsolve.interchange.importing import Imported, import_schedule, read_text_grid
 from zbsolve.interchange.torch_csv import torch_order
-from zbsolve.systems.problems import step_for
+from zbsolve.profile.named_steps import step_for
 from zbsolve.systems.table import SYSTEMS, System
 
 from ..support.profiles import equal_layers, toy_profile

@@ -12,7 +12,7 @@ import pytest
 from zbsolve import BadInput, Infeasible, Profile, Schedule, Step
 from zbsolve.cli import main
 from zbsolve.profile.given import given_profile, stage_columns, values
-from zbsolve.systems import step_for
+from zbsolve.profile.named_steps import step_for
 
 BY_HAND: dict[str, Any] = {
     "zbsolve": "profile",

@@ -9,8 +9,8 @@ import pytest
 
 from zbsolve import BadInput, Infeasible, Step, frontier
 from zbsolve.partition.file import Partition, parse_partition
+from zbsolve.profile.named_steps import usual_schedule
 from zbsolve.profile.step import OPEN, STEP_FIELDS
-from zbsolve.systems.problems import usual_schedule
 
 from ..support.profiles import equal_layers, toy_profile
 

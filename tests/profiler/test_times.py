@@ -18,8 +18,8 @@ from zbsolve.cli import main
 from zbsolve.exec.backward.stage import Stage
 from zbsolve.models.by_name import load
 from zbsolve.profile.profile import Layer
+from zbsolve.util.columns import median_error
 from zbsolve.util.errors import is_out_of_memory
-from zbsolve.util.statistics import median_error
 
 pytestmark = pytest.mark.slow
 

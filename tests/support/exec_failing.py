@@ -35,7 +35,7 @@ class Bad(nn.Module):
             if self.what == "hang":
                 time.sleep(600)
             if self.what == "leave":
-                from zbsolve.util.temporary import temporary_folder
+                from zbsolve.util.files import temporary_folder
                 left = temporary_folder("left")
                 left.__enter__()
                 os._exit(1)

@@ -11,9 +11,10 @@ import pytest
 
 from zbsolve import BadInput, Layer, Link, Profile, Step, pipeline, preset, solve
 from zbsolve.cli import main
+from zbsolve.profile.named_steps import step_for
 from zbsolve.search.pareto import frontier
 from zbsolve.show.profile_meaning import meaning
-from zbsolve.systems import name_on, presets_of, step_for
+from zbsolve.systems import name_on, presets_of
 from zbsolve.util.text import format_time
 
 RANKS, MICROBATCHES = 4, 6

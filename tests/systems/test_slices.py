@@ -8,8 +8,9 @@ import pytest
 
 from zbsolve import BadInput, Infeasible, Layer, Link, Profile, Step, pipeline, solve, verify
 from zbsolve.build import AttentionExchange, Handing, with_attention_exchange, with_slices
+from zbsolve.profile.named_steps import step_for
 from zbsolve.search.least_peak import LeastPeak
-from zbsolve.systems import PRESETS, preset, presets_of, problem_for, step_for
+from zbsolve.systems import PRESETS, preset, presets_of, problem_for
 
 from ..support.slice_problems import paper_order
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from zbsolve.util.temporary import remove_leftovers, temporary_folder
+from zbsolve.util.files import remove_leftovers, temporary_folder
 
 OWNER = """
 import sys, time
-from zbsolve.util.temporary import temporary_folder
+from zbsolve.util.files import temporary_folder
 
 with temporary_folder("test") as folder:
     (folder / "large").write_bytes(bytes(1000))

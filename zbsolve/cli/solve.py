@@ -138,8 +138,8 @@ def command(options: argparse.Namespace) -> int:
 
 def _given(options: argparse.Namespace) -> tuple[Profile, Step] | Problem:
     """What is to be solved. With a named schedule the step gets its placement and backward, unless options say others."""
+    from ..profile.named_steps import check_backward, step_for
     from ..search.auto import splits_differ
-    from ..systems.problems import check_backward, step_for
     from ..systems.table import is_named, system
 
     if not is_named(options.method):
@@ -216,9 +216,9 @@ def race(options: argparse.Namespace, methods: Sequence[str]) -> int:
 def _solved(asked: Given, method: str, limits: dict[str, Any], path: str) -> Schedule:
     """The schedule of a method. A named schedule has its own placement and backward, and balanced layers. Raises BadInput,
     Infeasible, NotFound."""
+    from ..profile.named_steps import check_backward, step_for
     from ..search.auto import solve_auto, splits_differ
     from ..search.solver import solve
-    from ..systems.problems import check_backward, step_for
     from ..systems.table import is_named, system
 
     name, solver = tools.method_of(method)

@@ -25,7 +25,7 @@ from ..interchange.torch_csv import TorchOrder, torch_order
 from ..models.losses import auxiliary_losses
 from ..schedule import Schedule
 from ..util.errors import BadInput
-from ..util.temporary import temporary_folder
+from ..util.files import temporary_folder
 from .backward.deferral import Deferral, Queue, run_queue
 from .backward.split import WRAPPERS, defer
 from .base.torch_private import check_version, compiles, fsdp_casts, load_order, pipeline_runtime

@@ -11,12 +11,12 @@ from functools import partial
 from queue import SimpleQueue
 
 from ..problem import Problem
+from ..profile.named_steps import step_for
 from ..profile.profile import Profile
 from ..schedule import Certificate, Schedule
 from ..search.race import better
 from ..search.solver import solve
 from ..search.state import State as Search
-from ..systems.problems import step_for
 from ..util.errors import BadInput, Infeasible, ZbsolveError
 from .state import BEST, SYSTEM_NAMES, State, in_its_placement, profile_of, step_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..util.errors import BadInput
-from ..util.temporary import temporary_folder
+from ..util.files import temporary_folder
 
 if TYPE_CHECKING:
     import pulp

@@ -14,12 +14,12 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from .. import __version__
 from ..build.plain import MAX_PASSES
 from ..problem import Ints, pass_name
 from ..problem.placement import check_routes, parse
 from ..util.errors import BadInput, prefixed
 from ..util.files import COUNT, checked
+from ..util.machine import library_versions
 from ..util.text import printable
 
 Routes = tuple[tuple[int, ...], ...]
@@ -137,7 +137,8 @@ WIDTH = 120  # of a line in a Python file
 def python_file(title: str, data: Mapping[str, Sequence[Any] | int | str], code: str) -> str:
     """A module: `title` as its docstring, each name of `data` with its value, then `code`."""
     values = "".join(f"{name} = {pformat(value, width=WIDTH)}\n" for name, value in data.items())
-    return f'"""{title}\n\nWritten by zbsolve {__version__}."""\n\n{values}\n' + code.strip("\n") + "\n"
+    version = library_versions()["zbsolve"]
+    return f'"""{title}\n\nWritten by zbsolve {version}."""\n\n{values}\n' + code.strip("\n") + "\n"
 
 
 StageOf = Mapping[tuple[int, int], int]  # (rank, chunk) → stage

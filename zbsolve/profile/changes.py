@@ -9,9 +9,9 @@ from math import erfc, sqrt
 import numpy as np
 
 from ..partition.layer import Layer
+from ..util.columns import quartiles
 from ..util.errors import BadInput
 from ..util.files import Fields
-from ..util.statistics import quartiles
 from .profile import Profile
 
 KINDS = ("F", "B", "W", "BW", "X", "U", "all_to_all", "message")

@@ -16,8 +16,8 @@ import numpy as np
 from ..problem import Problem
 from ..schedule.timeline import Floats
 from ..schedule.trace import Trace
+from ..util.columns import weighted_median
 from ..util.files import Fields
-from ..util.statistics import weighted_median
 
 LEFT = 0.5  # of the spread around medians: factors explain it if they leave at most this
 CLOSER = 0.01  # of the median step: factors must improve the prediction of its time by at least this

@@ -15,8 +15,8 @@ from ..partition.layer import Layer, Link, layer_ranges
 from ..problem import Problem
 from ..schedule.timeline import Floats
 from ..schedule.trace import Trace
+from ..util.columns import weighted_median
 from ..util.errors import BadInput
-from ..util.statistics import weighted_median
 from .doubtful import model_said_by
 from .lengths import factors_of, lengths_of
 from .profile import Profile

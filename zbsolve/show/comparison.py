@@ -15,8 +15,8 @@ from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..schedule.timeline import Timeline
 from ..schedule.trace import Trace
+from ..util.columns import quartiles
 from ..util.errors import BadInput
-from ..util.statistics import quartiles
 from ..util.text import aligned, first_difference, format_time, plural, times_note
 
 MOST_NAMED = 6  # kinds of passes that a line names

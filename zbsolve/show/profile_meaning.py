@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from ..partition.layer import layer_ranges
 from ..partition.stage_memory import StageMemory
+from ..profile.named_steps import step_for
 from ..profile.profile import Profile
 from ..profile.step import Step
 from ..schedule.timeline import Timeline
-from ..systems.problems import step_for
 from ..systems.table import preset
 from ..util.errors import BadInput
 from ..util.text import counted, format_bytes, format_time, time_unit

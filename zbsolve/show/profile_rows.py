@@ -18,7 +18,7 @@ from ..kinds import TABLE
 from ..partition.layer import NO_LINK, Layer
 from ..profile.doubtful import LONG_SPLIT, SHORT_SPLIT
 from ..profile.profile import Profile
-from ..util.statistics import median_error
+from ..util.columns import median_error
 from ..util.text import BINARY, format_bytes, printable, time_unit
 from .profile_meaning import PlainStage
 

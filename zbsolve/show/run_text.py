@@ -15,7 +15,7 @@ from ..profile.changes import MIN_SAMPLES, Change, Drift
 from ..profile.lengths import Stall
 from ..schedule.trace import Trace
 from ..search.today import UNITS, Better, Today
-from ..util.statistics import quartiles
+from ..util.columns import quartiles
 from ..util.text import aligned, exact_time, format_bytes, format_gap, format_time, plural, printable
 from .sentences import by_microbatch
 

@@ -22,6 +22,7 @@ from ..partition.file import Partition
 from ..partition.stage_costs import least_step
 from ..problem import Problem
 from ..profile.doubtful import rounding_note
+from ..profile.named_steps import usual_schedule
 from ..profile.profile import Profile
 from ..profile.step import Step
 from ..schedule import Schedule
@@ -30,7 +31,6 @@ from ..search.certify import certified
 from ..search.keeping import bound_of_every_choice
 from ..search.least_peak import LeastPeak
 from ..search.noisy import LeastUnderNoise
-from ..systems.problems import usual_schedule
 from ..systems.table import preset
 from ..util.errors import BadInput, Infeasible
 from .solved_text import CHOICE, LONGER, ORDER, PARTITION, SIZES, SLICES, AttentionGain, Solved, WorkBeside

@@ -6,7 +6,6 @@ from ..util.lazy import handing_on
 
 if TYPE_CHECKING:
     from .problems import problem_for as problem_for
-    from .problems import step_for as step_for
     from .table import PRESETS as PRESETS
     from .table import SYSTEMS as SYSTEMS
     from .table import System as System

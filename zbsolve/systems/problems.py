@@ -1,9 +1,8 @@
-"""Problems for named schedules: an example problem for each, and a profile's step with a named schedule's backward."""
+"""Problems for named schedules: an example problem for each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ..build.numbers import Numbers
@@ -11,19 +10,11 @@ from ..build.offload import Host, with_offload
 from ..build.plain import pipeline
 from ..build.updates import with_updates
 from ..build.vocabulary import Vocabulary, with_vocabulary
-from ..features.cuts import EVEN_WORK
-from ..features.feature import AUTO
-from ..features.table import usual
-from ..features.vocabulary import on_all_ranks
 from ..kinds import OFFLOAD, SLICES, UPDATES, VOCABULARY
-from ..partition.file import Partition
 from ..problem import Problem
 from ..problem import placement as placements
-from ..profile.profile import Profile
-from ..profile.step import Step
-from ..schedule import Schedule
-from ..util.errors import BadInput, Infeasible
-from .table import SYSTEMS, System, preset, system
+from ..util.errors import BadInput
+from .table import SYSTEMS, System, system
 
 # Option that only some systems take → the feature of these.
 OWN = {
@@ -87,59 +78,3 @@ def _sum(B: Any, W: Any) -> Any:
     if isinstance(B, Sequence) or isinstance(W, Sequence):
         raise BadInput("B and W: give both as one number, or both as one a stage")
     return B + W
-
-
-# --- A profile's step for a named system: every comparison of schedules uses it ---
-
-
-USUAL = "1f1b"
-
-
-def step_for(name: str, profile: Profile, step: Step) -> Step:
-    """`step` with the backward of a named system, fused or split: 1F1B's is fused.
-
-    name: of the system.
-    profile: the step's profile.
-    step: its other fields stay (see `Step.with_backward`), but slices get equal times if the system needs that.
-
-    Raises BadInput, Infeasible.
-    """
-    entry = system(name)
-    if profile.fused_only and not entry.fused:
-        raise BadInput(f"{name}: needs B and W apart, and profile '{profile.model}' has one backward BW alone")
-    if entry.even_work and isinstance(step.slices, int) and step.slices > 1:
-        step = replace(step, slices=f"{step.slices}:{EVEN_WORK}")
-    return step.with_backward(profile, entry.fused)
-
-
-def check_backward(name: str, problem: Problem, path: str) -> None:
-    """Raise BadInput where a file's problem lacks the backward of the system `name`: only a profile has times of both."""
-    entry, kinds = system(name), problem.passes.kinds
-    if entry.fused and "W" in kinds:
-        needs = f"{name}: needs one backward BW, and {path} has B and W apart"
-    elif not entry.fused and "BW" in kinds:
-        needs = f"{name}: needs B and W apart, and {path} has one backward BW"
-    else:
-        return
-    other = entry.split or next((fused.name for fused in SYSTEMS if fused.split == name), "")
-    same = f"the same order there is {other}; " if other else ""
-    raise BadInput(f"{needs}: {same}name a profile, which has the times of both")
-
-
-def usual_schedule(profile: Profile, step: Step, layers: tuple[int, ...]) -> Schedule | None:
-    """1F1B of the profile on the step's ranks, without a memory limit, to compare other schedules with.
-
-    layers: of each stage of the solved schedule. They are kept if each rank has one stage and the vocabulary is not sharded.
-    Otherwise the partition is the step's, or balanced if that was left to the search. None if the layers cannot be split
-    into one stage a rank.
-    """
-    kept = step.partition
-    if len(layers) == step.ranks and not on_all_ranks(step) and not isinstance(kept, Partition):
-        kept = layers
-    elif kept in (None, AUTO) or not isinstance(kept, str | Partition):
-        kept = "balanced"
-    try:
-        plain = replace(usual(step.closed), placement="single", partition=kept, memory=None)
-        return preset(USUAL, step_for(USUAL, profile, plain).problem(replace(profile, capacity=None)))
-    except (BadInput, Infeasible):
-        return None

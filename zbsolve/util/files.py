@@ -1,15 +1,18 @@
-"""Reading and writing JSON files: atomically, with a kind and a format version; gzip if the name says so."""
+"""Reading and writing JSON files: atomically, with a kind and a format version; gzip if the name says so. Also folders for
+temporary files that are removed even after a process is killed: by the next one that makes such a folder."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,6 +26,8 @@ ZIPPED, ZIP_LEVEL = b"\x1f\x8b", 6  # how a gzip file begins, and how hard ours 
 MAX_BYTES = 1 << 32  # of a file's text: a small compressed file must not fill the memory
 LINE_DEPTH = 3  # down to this nesting depth objects have one line per field
 TRIAL_BYTES = 4096  # of free disk space required before the work begins
+TEMPORARY = "zbsolve-"  # how the names of temporary folders begin
+OWNED = ".owned"  # a file in such a folder, locked by its owner; the lock ends with the process, however that ends
 T = TypeVar("T")
 AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: beyond, sums do not fit
 COUNT = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -362,3 +367,45 @@ def _known(form: type[Any], place: str) -> list[str]:
         if isinstance(shape, msgspec.inspect.UnionType):
             shape = next(option for option in shape.types if not isinstance(option, msgspec.inspect.NoneType))
     return [field.encode_name for field in shape.fields]
+
+
+# --- Temporary folders ---
+
+
+@contextmanager
+def temporary_folder(what: str) -> Iterator[Path]:
+    """A new folder `zbsolve-<what>-…`, removed at the end; before, those of dead processes are removed."""
+    remove_leftovers()
+    folder = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{what}-"))
+    lock = os.open(folder / f"{OWNED}.new", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # While the owner lives, the file never exists unlocked under its name.
+        os.rename(folder / f"{OWNED}.new", folder / OWNED)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_leftovers() -> tuple[Path, ...]:
+    """Remove this user's folders whose owners are gone; returns them."""
+    removed = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*"):
+        with suppress(OSError):  # another user's, or another process removes it now
+            if folder.stat().st_uid == os.getuid() and not folder.is_symlink() and _abandoned(folder / OWNED):
+                shutil.rmtree(folder)
+                removed.append(folder)
+    return tuple(removed)
+
+
+def _abandoned(lock: Path) -> bool:
+    """Whether no process has locked this file. Raises OSError if it does not exist."""
+    handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True

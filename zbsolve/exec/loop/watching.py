@@ -17,9 +17,8 @@ import torch.distributed as dist
 from ...profile.slow import Slow, problem_now, slow_parts
 from ...schedule import Schedule
 from ...util.errors import BadInput, ZbsolveError
-from ...util.files import Fields
+from ...util.files import Fields, temporary_folder
 from ...util.machine import child_environment
-from ...util.temporary import temporary_folder
 from ...util.text import format_time
 from ..reports import StepResult, trace_of
 from ..slack import more_than_plain

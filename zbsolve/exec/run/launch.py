@@ -26,9 +26,8 @@ from ...long_steps.files import load_unrolled, save
 from ...schedule import Schedule
 from ...schedule.trace import Trace
 from ...util.errors import BadInput, LostRank, RunFailed, ZbsolveError, one_line
-from ...util.files import write_text
+from ...util.files import remove_leftovers, temporary_folder, write_text
 from ...util.machine import child_environment
-from ...util.temporary import remove_leftovers, temporary_folder
 from ..mesh import PIPELINE, named_rank, process_of
 from ..reports import RunNumbers
 from ..transport.wires import came_true

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...util.errors import BadInput, LostRank, RunFailed, ZbsolveError, one_line
-from ...util.temporary import temporary_folder
+from ...util.files import temporary_folder
 from .wires import BROKE, BYTES, Wires, broken, call_beside, came_true
 
 Cells = NDArray[np.int64]

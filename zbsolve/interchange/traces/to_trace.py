@@ -20,9 +20,9 @@ from ...profile.lengths import factors_of, lengths_of, with_times
 from ...profile.measured_run import FROM_STEPS, LINKS
 from ...schedule.timeline import Floats, Timeline
 from ...schedule.trace import Trace
+from ...util.columns import quartiles
 from ...util.errors import BadInput
 from ...util.files import Fields
-from ...util.statistics import quartiles
 from ...util.text import format_time, printable
 from ...verifier import verify
 from .recording import HOST, MOST, ONE, OWN, RecordedStep, Recording

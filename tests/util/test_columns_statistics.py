@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zbsolve.util.statistics import median_error, quartiles, weighted_median
+from zbsolve.util.columns import median_error, quartiles, weighted_median
 
 
 def test_quartiles_lie_between_samples() -> None:
