@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.debug import CommDebugMode
 
 from zbsolve import Schedule, pipeline, preset
 from zbsolve.exec import Pipeline
@@ -63,6 +62,8 @@ def compared(layers: nn.Module, eager: nn.Module, plain: nn.Module) -> dict[str,
 def without_pipeline(rank: int, jobs: list[tuple[str, str, bool]]) -> list[dict[str, Any]]:
     """(plan, split, biases) → gradients of one stage against eager's; what W has to do; how many pieces of memory one of the
     microbatches had elsewhere between F and B."""
+    from torch.distributed.tensor.debug import CommDebugMode  # it imports torch._dynamo, which takes a second
+
     warnings.simplefilter("ignore")
     mesh, found = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)), []
     for how, split, bias in jobs:

@@ -13,8 +13,10 @@ from zbsolve import Infeasible, Layer, Link, Profile
 from zbsolve.features.vocabulary import ShardCosts, ShardPasses, VocabularyCosts, without_vocabulary
 from zbsolve.partition.layer import HostLink
 from zbsolve.planner import CLUSTERS, SHAPES, Cluster, Layout, Shape, layout_profile
-from zbsolve.planner.bounds.bound_row import chain_bounds
+from zbsolve.planner.bounds.bound_row import bound_rows, chain_bounds
+from zbsolve.planner.bounds.idle_kernels import before_backward, behind_forward
 from zbsolve.planner.bounds.layout_rules import MEMORY, NEVER, RULES, pipeline_bounds, work_bounds
+from zbsolve.planner.bounds.memory_kernels import kept_for
 from zbsolve.planner.candidate import Unsolved, step_of
 from zbsolve.planner.costs.columns import Common, Costs, Exchanges, Part
 from zbsolve.planner.costs.layer_formulas import Times
@@ -676,3 +678,34 @@ def test_searches_find_nothing_below_the_bound(case: tuple[int, ...], vocabulary
             assert NEVER < bound <= value
             near += bound >= 0.6 * value
     assert near > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_take_as_long_as_bounds_say(seed: int) -> None:
+    """The parts of one microbatch, in random partitions with one stage a rank: the first B and the end of the way back of
+    every stage, and how long its parts are kept on average, which is close where a schedule waits for nothing else."""
+    rng, nearest = np.random.default_rng(seed), 0.0
+    shape = Shape.gpt(256 * int(rng.integers(1, 5)), 8, 9, int(rng.choice([1024, 16_384])), int(rng.choice([1024, 51_200])))
+    cluster = replace(A100, launch=float(rng.choice([0, 3, 100])))
+    table = layouts(shape, 4, 1, cluster)
+    able = np.flatnonzero((table.slices > 1) & (table.pp == 4) & (table.chunks == 1) & (table.offload == NO_OFFLOAD))
+    for layout in map(table.row, rng.choice(able, 4, replace=False).tolist()):
+        row = bound_rows(costs_of(shape, table_of([layout]), cluster), table_of([layout]), None).view(np.recarray)[0]
+        counts, slices = rng.multinomial(7, np.ones(4) / 4) + 1, int(layout.slices)
+        step = step_of(layout, cluster.memory, tuple(counts.tolist()))
+        problem = step.problem(layout_profile(shape, layout, cluster))
+        timeline = zbsolve.solve(problem, method="greedy", effort=0.01).timeline()
+        counts -= np.array([1, 0, 0, 1])  # embedding and head
+
+        lanes = [f"{stage}{kind}0" for kind in "FB" for stage in range(4)]
+        times = [timeline[f"{lane}.{part}".removesuffix(".0")] for lane in lanes for part in range(slices)]
+        start, end = np.array(times).T.reshape(2, 2, 4, slices)
+        for stage, own in enumerate(counts.tolist()):
+            after, behind = int(counts[stage + 1 :].sum()), 3 - stage
+            place = (int(counts[:stage].sum()), own), behind, after
+            assert before_backward(row, *place) <= start[1, stage].min()
+            assert behind_forward(row, *place) - row.common.lookup <= end[1, 0].max() - end[0, stage].max()
+            kept = float((end[1, stage] - start[0, stage]).mean())
+            assert kept_for(row, own, after, behind) <= kept
+            nearest = max(nearest, kept_for(row, own, after, behind) / kept)
+    assert nearest > 0.9

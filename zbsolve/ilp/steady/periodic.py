@@ -3,6 +3,9 @@
 CP-SAT's proofs here hold for strictly periodic schedules, where every round is equal (modulo scheduling, Rau 1994; building
 blocks of arXiv 2405.15362, section 3). Warm-up and cool-down are left out. A schedule of one period can be stretched to any
 longer one (durations are whole, so starts are multiplied and rounded down), so below an infeasible period none is feasible.
+
+The model counts how many rounds later than a pass the next of another one starts on their stream (periodic event scheduling:
+Serafini and Ukovich, 1989). What is held where a pass starts is a linear sum of these numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from itertools import chain
+from itertools import chain, combinations
 from math import ceil
 
 import numpy as np
@@ -68,8 +71,9 @@ class PeriodicModel:
         far = int(rounds.edges.distance.max(initial=0))
         self.max_turns = self.horizon // period + 2 + far
         self.max_bytes = int(rounds.problem.edges.bytes.sum()) * (self.max_turns + 2)
-        self.offset, self.slot = self._offsets()
-        self._streams()
+        self.streams, self.next = p.streams[rows], dict[tuple[int, int], cp_model.LinearExpr]()
+        self.offset = self._offsets()
+        self._orders()
 
     def solve(self, seconds: float, seed: int) -> tuple[int, cp_model.CpSolver]:
         """CP-SAT's status, and its solver."""
@@ -80,55 +84,51 @@ class PeriodicModel:
         """The start of each pass of the round, µs."""
         return [solver.value(v) for v in self.offset]
 
-    def _offsets(self) -> tuple[list[cp_model.IntVar], list[cp_model.IntVar]]:
-        """The start of each pass, and its place within the period: offset = slot + whole periods."""
+    def _offsets(self) -> list[cp_model.IntVar]:
+        """The start of each pass."""
         model, arcs = self.model, arcs_of_rounds(self.rounds)
         offset = [model.new_int_var(0, self.horizon, "") for _ in self.duration]
-        slot = []
-        for start in offset:
-            within = model.new_int_var(0, self.period - 1, "")
-            model.add(start == within + self.period * model.new_int_var(0, self.max_turns, ""))
-            slot.append(within)
         for i, j, lag, distance in zip(*(column.tolist() for column in arcs), strict=True):
             model.add(offset[j] + self.period * distance >= offset[i] + self.duration[i] + lag)
         # If only one pass waits for none of its round, all others of the round follow it.
         sources = np.setdiff1d(np.arange(len(offset)), arcs.after[arcs.distance == 0])
         if len(sources) == 1:  # moving the whole block changes nothing
             model.add(offset[int(sources[0])] == 0)
-        return offset, slot
+        return offset
 
-    def _streams(self) -> None:
-        """A stream runs one pass at a time, also across the end of a period: no passes overlap in two periods in a row."""
-        streams = self.rounds.problem.passes.streams[self.rounds.rows]
-        for stream in np.unique(streams).tolist():
-            turns = [
-                self.model.new_fixed_size_interval_var(self.slot[i] + turn * self.period, self.duration[i], "")
-                for i in np.flatnonzero(streams == stream).tolist()
-                for turn in (0, 1)
-            ]
-            self.model.add_no_overlap(turns)
+    def _orders(self) -> None:
+        """A stream runs one pass at a time: the next j behind i starts after i ends, and ends before i comes again."""
+        for stream in np.unique(self.streams):
+            for i, j in combinations(np.flatnonzero(self.streams == stream).tolist(), 2):
+                self.next[i, j] = turns = self._turns(i, j, self.duration[i], self.period - self.duration[j])
+                self.next[j, i] = 1 - turns
+
+    def _turns(self, i: int, j: int, least: int, most: int) -> cp_model.IntVar:
+        """The rounds by which j comes later than i, if it starts at least `least` and at most `most` µs behind the start."""
+        turns = self.model.new_int_var(-self.max_turns, self.max_turns, "")
+        self.model.add_linear_constraint(self.offset[j] + self.period * turns - self.offset[i], least, most)
+        return turns
+
+    def _last(self, i: int, behind: int, at: int) -> cp_model.LinearExpr:
+        """The last round whose pass i starts at least `behind` µs (0 or its duration) before `at` of round 0 starts."""
+        if (at, i) in self.next and min(self.duration[i], self.duration[at]) > 0:  # no pass of the stream runs then
+            return self.next[at, i] - 1
+        return self._turns(at, i, 1 - self.period - behind, -behind)
 
     def held(self) -> list[cp_model.LinearExprT]:
-        """The most bytes on each rank. An edge of q periods and a rest counts q times always, and once more in the rest."""
-        e, rounds, model, period = self.rounds.problem.edges, self.rounds, self.model, self.period
-        result: list[cp_model.LinearExprT] = []
+        """The most bytes on each rank: variables, no less than what is held where a pass takes bytes."""
+        e, rounds, result = self.rounds.problem.edges, self.rounds, list[cp_model.LinearExprT]()
         holding = np.flatnonzero((e.bytes > 0) & (rounds.round[e.after] == rounds.last))
         rank: Ints = rounds.problem.passes.rank[e.before]
         for number in range(rounds.problem.ranks):
-            rows = holding[rank[holding] == number]
-            arcs = rounds.into(e.before[rows], e.after[rows], e.lag[rows])
-            always, intervals, demands = [], [], []
-            for i, j, _, distance, size in zip(*(c.tolist() for c in (*arcs, e.bytes[rows])), strict=True):
-                turns, rest = model.new_int_var(0, self.max_turns, ""), model.new_int_var(0, period - 1, "")
-                model.add(turns * period + rest == self.offset[j] + self.duration[j] + period * distance - self.offset[i])
-                always.append(size * turns)
-                for turn in (0, 1):
-                    end = model.new_int_var(0, 3 * period, "")
-                    intervals.append(model.new_interval_var(self.slot[i] + turn * period, rest, end, ""))
-                    demands.append(size)
-            room = model.new_int_var(0, self.max_bytes, "")
-            model.add_cumulative(intervals, demands, room)
-            result.append(room + cp_model.LinearExpr.sum(always))
+            rows, room = holding[rank[holding] == number], self.model.new_int_var(0, self.max_bytes, "")
+            before, after, size, distance = (c.tolist() for c in rounds.into(e.before[rows], e.after[rows], e.bytes[rows]))
+            for at in set(before):
+                used = [
+                    self._last(i, 0, at) - self._last(j, self.duration[j], at) for i, j in zip(before, after, strict=True)
+                ]
+                self.model.add(cp_model.LinearExpr.weighted_sum(used, size) + int(np.dot(size, distance)) <= room)
+            result.append(room)
         return result
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ...problem.tables import Ints
 from ...util.kernels import inner_kernel
 from .bound_row import BoundRow
-from .idle_kernels import drain_of, fits_at_first_B, head_of, stages_behind, works_in_time
-from .memory_kernels import ROUNDING, in_time, spread, staying, turnaround, turns_of_all
+from .idle_kernels import before_backward, drain_of, fits_at_first_B, head_of, stages_behind, works_in_time
+from .memory_kernels import ROUNDING, in_time, kept_for, spread, staying, turnaround, turns_of_all
 from .stage_kernels import at_most, turns_within
 
 
@@ -21,10 +21,10 @@ def possible_chunks(row: BoundRow, x: int, scratch: Ints) -> bool:
         return False
     if m > 1 and row.parts == 1 and p * row.chunks * at_most(slack // (m - 1), max(row.block.F, row.block.B)) < blocks:
         return False
-    # Memory over time: a block's bytes are held while the rest of the chain runs, those of a part while its own chain runs.
+    # Memory over time: a block's bytes are held while the rest of the chain runs, at best with no other block on its stage.
     turn = turnaround(row)
     stay = staying(row, last_B)  # at best the last ones, which keep their bytes for the least time
-    below = float((row.part.F + row.part.B) * stay * (stay + 1) // 2 + stay * turn)
+    below = float(stay) * (kept_for(row, 1, 0, 0) + float(row.part.late_F + row.part.late_B) * float(stay - 1) / 2.0)
     below = max(below, turns_of_all(row, stay, turn) * (1 - ROUNDING)) if row.copies.some else below
     need = float(m) * (float(row.kept.stays) * below + float(row.kept.head_stays) * float(turn))
     total = float(p * row.capacity - blocks * row.states - (1 if row.tied and row.vee else 2) * row.table_states)
@@ -180,15 +180,7 @@ def exchanges_fit(row: BoundRow, x: int, blocks: int, head: int, beside: int, ta
     """
     m, turns, ended = row.microbatches, row.chunks, 0
     work, late = m * (row.block.F + row.block.B + row.block.W), m * (row.block.B + row.block.W)
-    first = (
-        row.exchange.table_before
-        + row.common.lookup
-        + row.part.embedding
-        + row.blocks * row.part.F
-        + row.common.gap
-        + (row.head.F if row.parts == 1 else 0)
-    )
-    first += (row.ranks * turns - 1 - row.vee) * row.part.sent
+    first = before_backward(row, (0, 0), 0, 0)
     for turn in range(turns):
         left = x - row.exchange.block * (blocks - ended) - (tables if turn == 0 else 0)
         ended = min(at_most(left - head - (beside if turn == turns - 1 else 0), work), at_most(left - first, late), blocks)

@@ -181,8 +181,9 @@ def through_all(row: BoundRow, first: tuple[int, int], whole: int, part: int, la
     """A lower bound, µs, on a microbatch's path through all blocks, in one direction.
 
     A whole microbatch takes the time of all blocks. Parts run beside each other on different stages, but one after the other
-    on one stage. So all parts count on one stage: that with most blocks, or a rank's first stage if its blocks are known.
-    The longer path counts.
+    on one stage. So all parts count on one stage: that with most blocks, a rank's first stage if its blocks are known, or
+    the model's first stage with a block. In the last two, the last part goes on alone, or comes there alone on the way back.
+    The longest path counts.
 
     first: blocks before the rank's first stage, and on it.
     whole: µs of a block, all parts together.
@@ -193,8 +194,9 @@ def through_all(row: BoundRow, first: tuple[int, int], whole: int, part: int, la
     most = -(-row.blocks // (row.ranks * row.chunks))  # blocks on some stage
     if row.parts == 1:
         return row.blocks * whole
-    at_first = before * part + here * whole - row.parts + (row.blocks - before - here) * late  # each part is rounded
-    return max((row.blocks + (row.parts - 1) * most) * part, at_first)
+    at_rank = before * part + here * whole + (row.blocks - before - here) * late
+    at_one = max(at_rank, whole + (row.blocks - 1) * late) - row.parts  # each part is rounded
+    return max((row.blocks + (row.parts - 1) * most) * part, at_one)
 
 
 @inner_kernel

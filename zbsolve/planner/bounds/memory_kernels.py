@@ -5,7 +5,7 @@
 *Over time.* A rank keeps each block of a microbatch from its F on this stage to its B there, and after that what its W
 needs. All this must fit into the rank's memory, bytes times time. Memory does not fill at once, as a rank runs one pass
 after the other. When a rank keeps n blocks, it has done F of all of them but those of the last pass, and it still has to do
-B of all but those of one pass. What a part keeps is there while the part is on its way. Together they are the microbatch's.
+B of all but those of one pass. A part's B waits for those of all later parts. Together they keep what a microbatch keeps.
 
 *With copies to host memory* (arXiv 2503.01328) a block is on the device during its F and its copy to the host, and again
 during the copy back and its B, however far apart both are. A stage of n blocks keeps at least n `kept.moment` of a
@@ -161,18 +161,20 @@ def turnaround(row: BoundRow) -> int:
 
 
 @inner_kernel
-def both_ways(row: BoundRow) -> float:
-    """µs of a block's F and B together; of an average part, if there are several."""
-    return float(row.block.F + row.block.B) / float(row.parts)
+def on_stage(row: BoundRow) -> float:
+    """A lower bound, µs, on a block's F and B on its stage while an average part is kept: of this part and all later ones.
+    Of P parts the j-th counts for the first j, and later ones take longer. So these are (P + 1) / 2P of the sum or more."""
+    return float(row.block.F + row.block.B) * float(row.parts + 1) / float(2 * row.parts)
 
 
 @inner_kernel
-def kept_for(row: BoundRow, blocks: int, behind: int) -> float:
-    """A lower bound, µs, on how long a stage keeps a microbatch, or an average part. blocks: on it and behind it;
-    behind: how many of these stages get a message. Each stage's parts are rounded."""
-    turn = turnaround(row)
-    rounded = 2 * row.ranks * row.chunks if row.parts > 1 else 0
-    return float(blocks) * both_ways(row) + float(turn + 2 * behind * row.part.sent - rounded)
+def kept_for(row: BoundRow, own: int, after: int, behind: int) -> float:
+    """A lower bound, µs, on how long a stage keeps a microbatch, or an average part: until the last part has passed all
+    blocks behind the stage and come back. own, after: blocks on the stage, and behind it; behind: how many of the stages
+    behind it get a message."""
+    rounded = 2 * row.parts if row.parts > 1 else 0  # the stage's parts, both ways
+    late = float(row.part.late_F + row.part.late_B)
+    return float(own) * on_stage(row) + float(after) * late + float(turnaround(row) + 2 * behind * row.part.sent - rounded)
 
 
 @inner_kernel

@@ -38,7 +38,7 @@ from .idle_kernels import (
     stages_behind,
     work_of,
 )
-from .memory_kernels import ANY, Room, Span, blocks_there, both_ways, held_in_time, kept_for, room_beside
+from .memory_kernels import ANY, Room, Span, blocks_there, held_in_time, kept_for, on_stage, room_beside
 
 MAX_SLACK = 2  # how many more blocks than there are the ranks may be able to take
 
@@ -145,13 +145,14 @@ def rank_fits(row: BoundRow, x: int, r: int, split: Split, before: int, after: i
     if not drains_in_time(row, x, r, blocks, before, idle_at_ends(row, 0, r, split, place, room, 0), left):
         return False
     behind, large = stages_behind(row, r), max(max(first, last), between - (row.chunks - 3))
-    (_, further, _), each = window_of(row, r, split, place, 1), both_ways(row)
-    from_first = kept_for(row, row.blocks - before, further) + float(0 if r == 0 else row.part.sent)
-    from_last = kept_for(row, last + after, behind)
+    _, further, _ = window_of(row, r, split, place, 1)
+    from_first = kept_for(row, first, row.blocks - before - first, further) + float(0 if r == 0 else row.part.sent)
+    from_last = kept_for(row, last, after, behind)
     held, squares = float(first) * from_first + float(last) * from_last, float(first * first + last * last)
     if between > 0:
         square = float(between * between) / float(row.chunks - 2)  # the sum of squares is least if stages are equal
-        held += square * each + float(between) * kept_for(row, last + after + row.ranks - 1, behind + row.ranks)
+        from_between = kept_for(row, 0, last + after + row.ranks - 1, behind + row.ranks)
+        held += square * on_stage(row) + float(between) * from_between
         squares += square
     return held_in_time(row, Span(head, last_B - drain, done), (blocks, large), (held, squares), room)
 

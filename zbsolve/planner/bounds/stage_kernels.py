@@ -102,8 +102,8 @@ def stage_holds(row: BoundRow, r: int, blocks: int, before: int, room: int, span
     left = room_beside(row, blocks, room)
     there = blocks_there(row, left)
     there = there // blocks * blocks if row.parts == 1 and there < ANY else there
-    held = float(blocks) * (kept_for(row, row.blocks - before, row.ranks - 1 - r) + float(0 if r == 0 else row.part.sent))
-    return held_in_time(row, span, (blocks, blocks), (held, float(blocks * blocks)), Room(there, left))
+    each = kept_for(row, blocks, row.blocks - before - blocks, row.ranks - 1 - r) + float(0 if r == 0 else row.part.sent)
+    return held_in_time(row, span, (blocks, blocks), (float(blocks) * each, float(blocks * blocks)), Room(there, left))
 
 
 @inner_kernel
