@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from zbsolve import Schedule, __version__, solve
 from zbsolve.cli import app
 from zbsolve.cli.app import COMMANDS, main, parser
+from zbsolve.cli.tools import compiling
 from zbsolve.util.errors import interruption
 
 from ..support.problems import uniform
@@ -383,3 +385,22 @@ def test_a_signal_in_compiled_code_is_an_interruption():
     assert found is not None
     assert found.args == (15,)
     assert interruption(SystemError("another")) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_signal_that_a_compiler_ignores_is_an_interruption(number, fails):
+    """LLVM's callbacks print exceptions and go on; numba may then miss what the callback should have kept."""
+
+    def compile_all():
+        with compiling("solve"):
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(number)
+            if fails:
+                raise RuntimeError("no compiled object yet")
+
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt) as pressed:
+        compile_all()
+    assert pressed.value.args == (number,)
+    assert signal.getsignal(number) is before

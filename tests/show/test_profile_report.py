@@ -63,6 +63,7 @@ def test_equal_stages_mean_what_formulas_say() -> None:
     assert "how much the device has is not known" in memory
     assert link == "The slowest message, from stage 0, takes 0.1% of that stage's F: small."
     assert "must be hidden" in meaning(profile(latency=5.0), 4, 8)[-1]
+    assert meaning(profile(), 1, 1)[0].startswith("1F1B on 1 rank with 1 microbatch takes")
 
 
 def test_an_unknown_recompute_takes_as_long_as_the_forward() -> None:

@@ -20,7 +20,7 @@ from .attention_exchange import with_attention_exchange
 from .numbers import Numbers, Table, check_apart, check_room, whole_numbers, whole_table
 from .recompute import Recompute, least_room, recomputed_stages, with_recompute
 from .slices import of_slices, with_slices
-from .untrained import without_backward
+from .untrained import check_untrained, without_backward
 from .updates import with_exchange
 
 
@@ -136,12 +136,14 @@ def pipeline(
     Raises BadInput for values that make no sense, and Infeasible where one microbatch alone does not fit a rank.
     """
     routes = _routes(F, placement)
+    stages, _ = _shape(routes, microbatches)
+    check_untrained(untrained, stages)
     given = {kind: time for kind, time in (("F", F), ("B", B), ("W", W), ("BW", BW), ("X", X)) if time is not None}
     given |= {"held_until_B": held_until_B, "held_until_W": held_until_W}
     given |= {"held_from_B": held_from_B, "held_input": held_input}
     tables = {name: of_slices(table, slices, microbatches) for name, table in given.items()}
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
-    stages, shape = len(routes[0]), _shape(routes, microbatches)
+    shape = _shape(routes, microbatches)
     if not {"B", "W", "BW"} & tables.keys():
         untrained, tables["BW"] = stages, 0
 
@@ -154,8 +156,9 @@ def pipeline(
     if blocking and any(array.any() for array in around):
         raise BadInput("blocking: AF and AB are all-to-alls on a separate stream, after which messages block no sender")
 
+    notes = () if isinstance(layers, Sequence) and not layers else whole_numbers(layers, "layers", stages).tolist()
     passes, edges = _plain(times, held, _messages(comm, routes, microbatches), blocking, routes)
-    step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(layers), source)
+    step = Problem(passes, edges, None if limits is None else tuple(limits.tolist()), objective, tuple(notes), source)
     step = with_recompute(step, dropping, X=None if X is None else again, held_input=inputs)
     step = without_backward(with_all_to_all(step, *around), untrained)
     step = step if exchange is None else with_exchange(step, exchange)
@@ -193,6 +196,8 @@ def _held(tables: Mapping[str, Table], shape: tuple[int, int], untrained: int) -
 
 def _routes(F: Table, placement: Placement) -> Routes:
     """The rank of each stage, for each route; F tells how many stages a named placement has. Raises BadInput."""
+    if F is None or isinstance(F, str):
+        raise BadInput(f"F: {F!r}: µs are needed, a list with one a stage, or one number")
     count = len(F) if isinstance(F, Sequence | np.ndarray) else None
     if count == 0:
         raise BadInput("F: no stages")

@@ -4,7 +4,7 @@ This module has the edges and bytes of X; for all other code X is one more kind 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import inf, nan
@@ -28,10 +28,12 @@ def recomputed_stages(recompute: Recompute, stages: int) -> dict[int, float]:
     """Stage → how many of its first layers are recomputed (infinite: all), stages ascending. Text: "all", "all:2" (two
     layers of each stage), "0,2", "0:3,4-7:1". A stage with fewer layers recomputes all. Raises BadInput."""
     if isinstance(recompute, Mapping):
-        parts = [(int(stage), str(count)) for stage, count in recompute.items()]
+        parts = [(n, str(count)) for stage, count in recompute.items() for n in _numbers(stage, stages)]
     elif isinstance(recompute, str):
         words = [part.strip().partition(":") for part in recompute.split(",")] if recompute.strip() else []
         parts = [(n, count) for name, _, count in words for n in _numbers(name, stages)]
+    elif not isinstance(recompute, Iterable):
+        raise BadInput(f"recompute: {recompute!r}: stages such as (0, 2) or 'all' are needed")
     else:
         parts = [(n, "") for part in recompute for n in _numbers(part, stages)]
     counts: dict[int, float] = {}

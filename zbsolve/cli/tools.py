@@ -260,11 +260,22 @@ class Search:
             progress_line("")
 
 
-def compiling(name: str) -> AbstractContextManager[None]:
-    """A line on standard error where kernels are compiled inside."""
+@contextmanager
+def compiling(name: str) -> Iterator[None]:
+    """A line on standard error where kernels are compiled inside. If Ctrl-C or SIGTERM comes while the compiler calls
+    Python, the exception is ignored, or makes the compiler fail later: the block ends with KeyboardInterrupt anyway."""
     from ..util.kernels import before_compiling
 
-    return before_compiling(lambda: print(f"zbsolve {name}: compiling its kernels, once on this machine", file=sys.stderr))
+    came: list[int] = []
+    said = f"zbsolve {name}: compiling its kernels, once on this machine"
+    try:
+        with before_compiling(lambda: print(said, file=sys.stderr)), interrupts((signal.SIGINT, signal.SIGTERM), came):
+            yield
+    except Exception:
+        if not came:
+            raise
+    if came:
+        raise KeyboardInterrupt(came[0])
 
 
 @contextmanager

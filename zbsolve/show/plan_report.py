@@ -19,7 +19,7 @@ from ..planner.layout import FIELDS, NAMES, Layout
 from ..planner.plan_file import NEAR, Plan
 from ..planner.profiled_model import Model
 from ..planner.solved_space import MFU_COUNTS, SolvedSpace, families
-from ..util.text import aligned, format_bytes, format_gap, format_time, format_times, in_one_unit, printable
+from ..util.text import aligned, format_bytes, format_gap, format_time, format_times, in_one_unit, plural, printable
 from .pages import packed, render
 
 MOST_ROWS = 12
@@ -38,7 +38,8 @@ def plan_as_text(plan: Plan) -> str:
 def space_lines(space: SolvedSpace) -> Iterator[str]:
     """The model, devices and batch, the number of layouts, and how many each rule excluded, were solved or are open."""
     bounds, only = space.bounds, f"; only layouts {space.only.title}" if space.only.title else ""
-    yield f"{space.shape.name}: {space.devices} devices ({space.cluster.name}), {space.batch} sequences a step{only}"
+    devices = f"{plural(device=space.devices)} ({space.cluster.name})"
+    yield f"{space.shape.name}: {devices}, {plural(sequence=space.batch)} a step{only}"
     counts = zip(np.bincount(bounds.rule, minlength=len(RULES)), RULES, strict=True)
     pruned = [f"{count:,} {name}" for count, name in counts if count]
     yield f"{len(bounds.rule):,} layouts, by what decides their bound: {', '.join(pruned)}"
@@ -205,7 +206,7 @@ MOST_SOLVED = 60  # rows in the table of solved layouts
 
 def plan_as_page(space: SolvedSpace) -> str:
     """The page as text; it loads no other file."""
-    title = f"{space.shape.name} on {space.devices:,} devices, {space.batch:,} sequences a step"
+    title = f"{space.shape.name} on {plural(device=space.devices, sequence=space.batch)} a step"
     lines = *space_lines(space), bound_line(space), honest_line(space.shape, space.cluster)
     lost = [(FIELDS[row.field], row.value, f"{row.layouts:,}", lost_share(row.lost)) for row in families(space)]
     return render(

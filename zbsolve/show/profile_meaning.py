@@ -13,7 +13,7 @@ from ..profile.step import Step
 from ..schedule.timeline import Timeline
 from ..systems.table import preset
 from ..util.errors import BadInput
-from ..util.text import counted, format_bytes, format_time, time_unit
+from ..util.text import counted, format_bytes, format_time, plural, time_unit
 
 OUTPUT_LAYER_DOMINATES = 1.1  # times the mean stage: a longer last layer is the bottleneck in every split
 NOTICEABLE = 0.1  # a share below this is called small
@@ -122,7 +122,8 @@ def _bubble(rows: Sequence[PlainStage], m: int, today: Timeline) -> str:
     split = ", backward split," if any(row.B or row.W for row in rows) else ""
     win = f"takes {best:.1%} less time than that at most" if best > 0 else "takes no less time: the split costs more"
     return (
-        f"1F1B on {len(rows)} ranks with {m} microbatches takes {format_time(step)}, {today.bubble_rate:.1%} of it bubble; "
+        f"1F1B on {plural(rank=len(rows))} with {plural(microbatch=m)} takes {format_time(step)}, "
+        f"{today.bubble_rate:.1%} of it bubble; "
         f"a step without any{split} {win} ({format_time(least)}, the busiest rank's work{or_sent})."
     )
 

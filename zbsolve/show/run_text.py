@@ -85,7 +85,7 @@ def _stages(trace: Trace) -> list[str]:
         cells = [_spread(stage["passes"].get(kind)) for kind in kinds]
         message = "–" if stage["message"] is None else f"{stage['message'] / 1e3:.2f}"
         rows.append((str(stage["stage"]), "/".join(map(str, stage["ranks"])), *cells, message))
-    more = [f"and {len(times) - MAX_STAGES} more stages"] if len(times) > MAX_STAGES else []
+    more = [f"and {plural(more_stage=len(times) - MAX_STAGES)}"] if len(times) > MAX_STAGES else []
     return [*aligned(rows), *more]
 
 
@@ -103,7 +103,8 @@ def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
     routes = problem.model_routes
     placement = describe(routes[0]) if len(routes) == 1 else "several routes"
     beside = f" with {', '.join(problem.features)}" if problem.features else ""
-    what = f"{problem.ranks} ranks, {len(routes[0])} stages ({placement}), {problem.microbatches} microbatches{beside}"
+    shape = f"{plural(rank=problem.ranks, stage=len(routes[0]))} ({placement})"
+    what = f"{shape}, {plural(microbatch=problem.microbatches)}{beside}"
     clocks = f"; clocks {facts['clocks']}" if isinstance(facts.get("clocks"), str) else ""
     lines = [f"{printable(str(facts.get('format', 'zbsolve trace')))}: {what}, {plural(step=len(trace.steps))}{clocks}"]
     left = facts.get("left_out")
