@@ -155,4 +155,4 @@ def test_layers_must_fit_the_model() -> None:
     with pytest.raises(BadInput, match="for 7 layers, but the model has 8"):
         layer_counts(pipeline([1, 1], BW=[1, 1], microbatches=1, layers=(3, 4)), 8)
     with pytest.raises(BadInput, match="do not name 2 stages"):
-        layer_counts(pipeline([1, 1], BW=[1, 1], microbatches=1, layers=(3, 4, 1)), 8)
+        layer_counts(replace(pipeline([1, 1], BW=[1, 1], microbatches=1), layers=(3, 4, 1)), 8)

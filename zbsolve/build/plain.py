@@ -20,7 +20,7 @@ from .attention_exchange import with_attention_exchange
 from .numbers import Numbers, Table, check_apart, check_room, whole_numbers, whole_table
 from .recompute import Recompute, least_room, recomputed_stages, with_recompute
 from .slices import of_slices, with_slices
-from .untrained import check_untrained, without_backward
+from .untrained import without_backward
 from .updates import with_exchange
 
 
@@ -136,14 +136,13 @@ def pipeline(
     Raises BadInput for values that make no sense, and Infeasible where one microbatch alone does not fit a rank.
     """
     routes = _routes(F, placement)
-    stages, _ = _shape(routes, microbatches)
-    check_untrained(untrained, stages)
+    untrained = int(whole_numbers(untrained, "untrained", 1)[0])
     given = {kind: time for kind, time in (("F", F), ("B", B), ("W", W), ("BW", BW), ("X", X)) if time is not None}
     given |= {"held_until_B": held_until_B, "held_until_W": held_until_W}
     given |= {"held_from_B": held_from_B, "held_input": held_input}
     tables = {name: of_slices(table, slices, microbatches) for name, table in given.items()}
     comm, microbatches = of_slices(comm, slices, microbatches), microbatches * slices
-    shape = _shape(routes, microbatches)
+    stages, shape = len(routes[0]), _shape(routes, microbatches)
     if not {"B", "W", "BW"} & tables.keys():
         untrained, tables["BW"] = stages, 0
 
@@ -172,8 +171,7 @@ def _shape(routes: Routes, microbatches: int) -> tuple[int, int]:
     if not isinstance(microbatches, int | np.integer) or microbatches < 1:
         raise BadInput(f"microbatches: at least 1 is needed, got {microbatches}")
     if microbatches * stages > MAX_PASSES:
-        many = f"{microbatches} of {stages} stages are more than zbsolve handles ({MAX_PASSES} in all)"
-        raise BadInput(f"microbatches: {many}")
+        raise BadInput(f"microbatches: {microbatches} of {stages} stages: more than zbsolve handles ({MAX_PASSES} in all)")
     return stages, microbatches
 
 
@@ -196,11 +194,9 @@ def _held(tables: Mapping[str, Table], shape: tuple[int, int], untrained: int) -
 
 def _routes(F: Table, placement: Placement) -> Routes:
     """The rank of each stage, for each route; F tells how many stages a named placement has. Raises BadInput."""
-    if F is None or isinstance(F, str):
-        raise BadInput(f"F: {F!r}: µs are needed, a list with one a stage, or one number")
     count = len(F) if isinstance(F, Sequence | np.ndarray) else None
-    if count == 0:
-        raise BadInput("F: no stages")
+    if F is None or isinstance(F, str) or count == 0:
+        raise BadInput(f"F: {F!r}: µs are needed, a list with one a stage, or one number")
     if placement is None:
         placement = "single"
     if isinstance(placement, str):
@@ -238,10 +234,8 @@ def _of_route(comm: LinkTimes, ranks_of: Sequence[int], microbatches: int) -> tu
                 raise BadInput(f"comm: no time for the link from rank {a} to rank {b}")
             return comm[a, b] if a != b else 0
 
-        return (
-            whole_table([lag(a, b) for a, b in hops], "comm", len(hops), microbatches),
-            whole_table([lag(b, a) for a, b in hops], "comm", len(hops), microbatches),
-        )
+        down, up = [lag(a, b) for a, b in hops], [lag(b, a) for a, b in hops]
+        return whole_table(down, "comm", len(hops), microbatches), whole_table(up, "comm", len(hops), microbatches)
     none = np.zeros((0, microbatches), np.int64)
     both = np.where(away[:, None], whole_table(comm, "comm", len(hops), microbatches), 0) if hops else none
     return both, both

@@ -12,12 +12,6 @@ from ..util.errors import BadInput
 from .numbers import check_apart
 
 
-def check_untrained(untrained: int, stages: int) -> None:
-    """Raise BadInput for a number of untrained stages that makes no sense."""
-    if not isinstance(untrained, int | np.integer) or not 0 <= untrained <= stages:
-        raise BadInput(f"untrained: {untrained} stages: from 0 to {stages}, all of them")
-
-
 def without_backward(problem: Problem, stages: int) -> Problem:
     """`problem` where the first stages train nothing: no passes B, W, BW, X or AB, nothing held by their F, and no gradient
     sent to them by the next stage.
@@ -26,7 +20,8 @@ def without_backward(problem: Problem, stages: int) -> Problem:
 
     Apply it before passes that are counted by the step. Raises BadInput for a number that makes no sense.
     """
-    check_untrained(stages, problem.stages)
+    if not 0 <= stages <= problem.stages:
+        raise BadInput(f"untrained: {stages} stages: from 0 to {problem.stages}, all of them")
     check_apart(problem, "untrained")
     passes, edges = problem.passes, problem.edges
     gone = passes.that(half="backward") & (passes.stage < stages)

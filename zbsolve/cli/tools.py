@@ -262,8 +262,7 @@ class Search:
 
 @contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """A line on standard error where kernels are compiled inside. If Ctrl-C or SIGTERM comes while the compiler calls
-    Python, the exception is ignored, or makes the compiler fail later: the block ends with KeyboardInterrupt anyway."""
+    """A line on standard error where kernels are compiled inside. A signal that the compiler ignores ends the block."""
     from ..util.kernels import before_compiling
 
     came: list[int] = []
@@ -271,11 +270,9 @@ def compiling(name: str) -> Iterator[None]:
     try:
         with before_compiling(lambda: print(said, file=sys.stderr)), interrupts((signal.SIGINT, signal.SIGTERM), came):
             yield
-    except Exception:
-        if not came:
-            raise
-    if came:
-        raise KeyboardInterrupt(came[0])
+    finally:
+        if came:
+            raise KeyboardInterrupt(came[0])
 
 
 @contextmanager

@@ -27,9 +27,7 @@ def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]
     stages = problem.model_stages
     if not problem.layers:
         if layers not in (None, stages):
-            raise BadInput(
-                f"schedule: it does not say which of {layers} layers make its {stages} stages: its problem names none"
-            )
+            raise BadInput(f"schedule: its problem does not say which of {layers} layers make its {stages} stages")
         return (1,) * stages
     if len(problem.layers) != stages or min(problem.layers) < 1:
         raise BadInput(f"schedule: layers {problem.layers} do not name {stages} stages of at least one layer")

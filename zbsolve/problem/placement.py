@@ -90,7 +90,7 @@ def routes_of(placement: str | Spot, ranks: int) -> tuple[tuple[int, ...], ...]:
 
 def check_routes(placement: Spot, ranks: int | None = None) -> tuple[tuple[int, ...], ...]:
     """The routes of one placement, or of several. Raises BadInput if one is invalid, or if stages or ranks differ."""
-    is_route = not isinstance(placement, Sequence) or len(placement) == 0 or not isinstance(placement[0], Sequence)
+    is_route = len(placement) == 0 or not isinstance(placement[0], Sequence)
     result = tuple(check(route, ranks) for route in ([placement] if is_route else placement))  # type: ignore[arg-type]
     if len({(len(route), max(route)) for route in result}) > 1:
         raise BadInput("placement: all routes must have as many stages, on the same ranks")
@@ -111,10 +111,7 @@ def _within(shape: str, ranks: int, times: int) -> None:
 
 def check(placement: Sequence[int], ranks: int | None = None) -> tuple[int, ...]:
     """The placement as a tuple. Raises BadInput for a negative rank, a rank without a stage, or a wrong number of ranks."""
-    try:
-        result = tuple(int(rank) for rank in placement)
-    except (TypeError, ValueError):
-        raise BadInput(f"placement: {placement!r}: whole numbers are needed, a rank for every stage") from None
+    result = tuple(int(rank) for rank in placement)
     if not result:
         raise BadInput("placement: empty; name a rank for every stage")
     if min(result) < 0:

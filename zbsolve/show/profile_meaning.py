@@ -122,9 +122,8 @@ def _bubble(rows: Sequence[PlainStage], m: int, today: Timeline) -> str:
     split = ", backward split," if any(row.B or row.W for row in rows) else ""
     win = f"takes {best:.1%} less time than that at most" if best > 0 else "takes no less time: the split costs more"
     return (
-        f"1F1B on {plural(rank=len(rows))} with {plural(microbatch=m)} takes {format_time(step)}, "
-        f"{today.bubble_rate:.1%} of it bubble; "
-        f"a step without any{split} {win} ({format_time(least)}, the busiest rank's work{or_sent})."
+        f"1F1B on {plural(rank=len(rows))} with {plural(microbatch=m)} takes {format_time(step)}, {today.bubble_rate:.1%} "
+        f"of it bubble; a step without any{split} {win} ({format_time(least)}, the busiest rank's work{or_sent})."
     )
 
 

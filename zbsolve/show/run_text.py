@@ -102,9 +102,8 @@ def run_in_words(trace: Trace, stalls: tuple[Stall, ...]) -> str:
     problem, facts = trace.problem, trace.facts
     routes = problem.model_routes
     placement = describe(routes[0]) if len(routes) == 1 else "several routes"
-    beside = f" with {', '.join(problem.features)}" if problem.features else ""
-    shape = f"{plural(rank=problem.ranks, stage=len(routes[0]))} ({placement})"
-    what = f"{shape}, {plural(microbatch=problem.microbatches)}{beside}"
+    beside = plural(microbatch=problem.microbatches) + (f" with {', '.join(problem.features)}" if problem.features else "")
+    what = f"{plural(rank=problem.ranks, stage=len(routes[0]))} ({placement}), {beside}"
     clocks = f"; clocks {facts['clocks']}" if isinstance(facts.get("clocks"), str) else ""
     lines = [f"{printable(str(facts.get('format', 'zbsolve trace')))}: {what}, {plural(step=len(trace.steps))}{clocks}"]
     left = facts.get("left_out")
