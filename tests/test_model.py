@@ -91,7 +91,7 @@ def test_problem_of_views_equals_the_built_one():
         ({"objective": "fast"}, "objective 'fast': one of makespan span"),
         ({"comm": {(0, 1): 2}}, "comm: no time for the link from rank 1 to rank 0"),
         ({"BW": [1, 1]}, "either B"),
-        ({"F": []}, "F: no stages"),
+        ({"F": []}, r"F: \[\]: µs are needed"),
         ({"F": [1e18, 1]}, r"F\[0\]: 1e\+18 is larger"),
         ({"F": [2**52, 1]}, "its times add up to more than zbsolve can count"),
         ({"microbatches": 10**9}, "more than zbsolve handles"),
