@@ -27,7 +27,7 @@ def test_help(tables: list[tuple[str, str]], capsys: pytest.CaptureFixture[str])
     for script, name in tables:
         with pytest.raises(SystemExit) as end:
             main([script, name, "--help"])
-        assert end.value.code == 0
+        assert end.value.code == 0, name
         assert capsys.readouterr().out.startswith(f"usage: python -m benchmarks {script} {name} ")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from importlib import import_module
+from types import ModuleType
 
 from ..support.house import MODULES
 
@@ -16,7 +17,11 @@ def test_every_name_that_a_package_hands_on_loads() -> None:
         module = import_module(package)
         if hasattr(module, "__getattr__"):
             assert dir(module), package
-            assert [name for name in dir(module) if getattr(module, name) is None] == [], package
+            given = {name: getattr(module, name) for name in dir(module)}
+            assert [name for name, value in given.items() if value is None] == [], package
+            beside = {name.rpartition(".")[2] for name in MODULES if name.rpartition(".")[0] == package}
+            both = [name for name in given.keys() & beside if not isinstance(given[name], ModuleType)]
+            assert both == [], f"{package}: a module has the name of what is handed on"
 
 
 def test_no_module_has_the_name_of_a_function_beside_it() -> None:

@@ -32,11 +32,14 @@ from zbsolve.long_steps.check import earliest_starts, peaks, value_of, violation
 from zbsolve.long_steps.files import as_text, from_text, schedule_to_show
 from zbsolve.long_steps.repeated import RepeatedSchedule, find_round, times_apart
 from zbsolve.partition.cuts import balanced
-from zbsolve.search.many import solve_many, worth_repeating
+from zbsolve.problem.form import MessageRoom
+from zbsolve.schedule.handover import needed
+from zbsolve.search.many import ManySearch, solve_many, worth_repeating
 from zbsolve.show import schedule_as_page
 from zbsolve.show.solved_text import repeated_as_text
 from zbsolve.systems import preset
 from zbsolve.systems.table import lane_order, long_systems_of
+from zbsolve.util.clock import Clock
 from zbsolve.util.text import format_time
 
 from ..support.profiles import equal_layers
@@ -252,6 +255,25 @@ def test_rounds_may_drift_and_then_wait_for_each_other() -> None:
             assert whole.unrolled().timeline().value <= value_of_whole(whole)
         found += 1
     assert found >= 5
+
+
+def test_messages_that_wait_fit_the_memory_also_while_rounds_wait() -> None:
+    """Rounds that wait for each other may keep more messages than the same order without these waits: an order is not kept
+    in a memory that takes the messages of the latter alone."""
+    fits = []
+    for long in drifting():
+        room = MessageRoom((1,) * (long.one.stages - 1), (0,) * long.one.ranks)
+        short = replace(long, one=replace(long.one, messages=room, capacity=(99,) * long.one.ranks))
+        start = earliest_starts(long.one, long.few, long.order, long.round)
+        free, paced = (needed(sample) for sample in (short.sample(), short.sample(start)))
+        for least in (free, np.maximum(free, paced)):
+            one = replace(short.one, capacity=tuple(least.tolist()))
+            search = ManySearch(one, long.few, microbatch_graph(one), Bound(0, ""), Clock(60.0), 0, print)
+            search.offer(long.few, np.concatenate(long.order), "", (long.round.every,))
+            assert (search.best is not None) == (paced <= least).all()
+            fits.append(search.best is not None)
+    assert all(fits[1::2])
+    assert not all(fits)
 
 
 def small_files() -> Iterator[RepeatedSchedule]:

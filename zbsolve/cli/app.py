@@ -171,7 +171,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
         if getattr(options, "frontier", None) is not None and (path.endswith("/") or os.path.isdir(path)):
             continue
         check_writable(path)
-        if endings and PurePath(path).suffix and not path.removesuffix(".gz").endswith(endings):
+        if endings and PurePath(path).suffix and not path.endswith((*endings, f"{JSON}.gz")):
             hint = "; 'show' draws what is in a file" if path.endswith(PICTURES) else ""
             raise BadInput(f"{path}: unknown ending; '{options.name}' writes {' '.join(endings)}{hint}")
     if "-" in outputs and getattr(options, "json", False):

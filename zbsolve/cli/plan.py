@@ -146,7 +146,7 @@ def _estimated(spec: str, cluster: Cluster) -> Model:
     if not knows(spec):
         return shape_by_name(spec, NAMES)  # raises BadInput with the known names
     if cluster.name not in DEVICES:
-        raise BadInput(f"model '{spec[:60]}': estimates lack cluster '{cluster.name}', but {', '.join(DEVICES)}: profile it")
+        raise BadInput(f"model '{spec[:60]}': estimates know {', '.join(DEVICES)}, not '{cluster.name}': profile it")
     with redirect_stdout(sys.stderr):  # what the model prints
         profiles = estimates(spec, cluster.name, ESTIMATED, cluster.node)
     return ProfiledModel.of(profiles, [f"model '{spec[:60]}'"] * len(profiles))

@@ -163,7 +163,8 @@ def gpus_not_used(options: argparse.Namespace, facts: dict[str, Any]) -> list[st
 
     if options.device != "auto" or options.one_device or facts.get("on", "cpu") != "cpu" or not device_count():
         return []
-    return [f"WARNING: on the CPU: {device_count()} GPU for more ranks on this machine; --share-gpus takes what each sees"]
+    have = plural(GPU=device_count())
+    return [f"WARNING: on the CPU: {have} for more ranks on this machine; --share-gpus takes what each rank sees"]
 
 
 def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:

@@ -53,14 +53,14 @@ def earliest_starts(problem: Problem, few: int, order: Sequence[Ints], round: Ro
     every = np.array([round.every, round.every * round.copies, round.every, round.period])
     pace = np.outer(round.begin, [1, 1, 0, 0]) + every
     columns = e.before[rows], e.lag[rows], problem.passes.duration, np.concatenate(order), ends, pace
-    return compiled(_earliest)(few, first, *(np.ascontiguousarray(column, np.int64) for column in columns))
+    return compiled(_earliest)(first, *(np.ascontiguousarray(column, np.int64) for column in columns))
 
 
-def _earliest(few: int, first: Ints, source: Ints, lag: Ints, duration: Ints, order: Ints, ends: Ints, pace: Ints) -> Ints:
+def _earliest(first: Ints, source: Ints, lag: Ints, duration: Ints, order: Ints, ends: Ints, pace: Ints) -> Ints:
     """`earliest_starts`: visits the ranks down and up again; each goes on while the inputs of its next pass are known. pace:
     for each lane its first microbatch that waits for the copy before, its first behind, microbatches of a round, period."""
     ranks, lanes = len(ends) - 1, len(duration)
-    start = np.full((lanes, few), -1, np.int64)
+    start = np.full((lanes, len(order) // lanes), -1, np.int64)
     count = np.zeros(lanes, np.int64)
     at, free = ends[:-1].copy(), np.zeros(ranks, np.int64)
     moved = True

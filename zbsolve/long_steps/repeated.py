@@ -13,6 +13,7 @@ from ..build.mixing import with_microbatches
 from ..problem import Ints, Problem
 from ..problem.tables import Bools
 from ..schedule import Certificate, Schedule
+from ..schedule.timeline import Timeline
 from ..util.errors import BadInput
 
 
@@ -102,9 +103,12 @@ class RepeatedSchedule:
         orders = [own[np.sort(np.unique(own, return_index=True)[1])] for own in self.order]
         return self._schedule(1, [(lanes, np.zeros(len(lanes), np.int64)) for lanes in orders])
 
-    def sample(self) -> Schedule:
-        """The schedule of the short order."""
-        return self._schedule(self.few, [(lanes, counted(lanes)) for lanes in self.order])
+    def sample(self, start: Ints | None = None) -> Schedule:
+        """The schedule of the short order. start: of its passes, µs, shape (lanes, few); None: each as early as possible."""
+        short = self._schedule(self.few, [(lanes, counted(lanes)) for lanes in self.order])
+        if start is None:
+            return short
+        return short.timed(Timeline(short.problem, start.ravel(), start.ravel() + short.problem.passes.duration))
 
     def unrolled(self) -> Schedule:
         """The schedule of the whole step with all its passes, if they fit this machine. Rounds do not wait here."""

@@ -224,7 +224,7 @@ def _check_sliced(query: Tensor, key: Tensor, value: Tensor, settings: dict[str,
         raise BadInput("sliced_attention: DTensors: give it local tensors (use_local_output=True)")
     shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
     if any(len(shape) != 4 for shape in shapes) or not shapes[0][2] == shapes[1][2] == shapes[2][2]:
-        raise BadInput(f"sliced_attention: query, key and value {shapes}: (batch, heads, length, width) of one length")
+        raise BadInput(f"sliced_attention: query, key and value {shapes}, not (batch, heads, length, width) of one length")
     if len({shape[0] for shape in shapes}) > 1 or shapes[0][3] != shapes[1][3] or shapes[1][1] != shapes[2][1]:
         raise BadInput(
             f"sliced_attention: query, key and value {shapes}: one batch, widths of queries and keys alike, and as many "

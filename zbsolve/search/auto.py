@@ -356,7 +356,7 @@ def _runs(profile: Profile, step: Step, place: str, kept: str, first: bool = Fal
     given = step.partition if isinstance(step.partition, Partition) else None  # it says more than layers
     steps = [(replace(step, partition=given or counts), "=".join(names)) for counts, names in named.items()]
     runs = [built(profile, Run(plain_step, name, names, place=place)) for plain_step, names in steps]
-    if step.partition == AUTO and all(run.problem is None for run in runs):  # others may fit
+    if named and step.partition == AUTO and all(run.problem is None for run in runs):  # others may fit
         near = ordered_neighbours(step.costs(profile), next(iter(named)))[:FEW]
         tries = (Run(replace(step, partition=counts), name, f"{USUAL}{MOVED}", place=place) for counts in near)
         runs += islice((run for run in tries if built(profile, run).problem is not None), PROMISING)
