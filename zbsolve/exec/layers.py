@@ -39,13 +39,10 @@ def layer_counts(problem: Problem, layers: int | None = None) -> tuple[int, ...]
 def listed(layers: Layers) -> dict[str, nn.Module] | None:
     """Name in the model's state dict → layer; None if `layers` is a builder. Raises BadInput."""
     if isinstance(layers, nn.Sequential | nn.ModuleList):
-        return {
-            name: layer for name, layer in children_of(layers).items() if layer is not None
-        }  # also one that occurs twice
+        # also one that occurs twice
+        return {name: layer for name, layer in children_of(layers).items() if layer is not None}
     if isinstance(layers, nn.Module):
-        raise BadInput(
-            f"layers: a {type(layers).__name__} has no order; give nn.Sequential, a list, a builder, or layers_of it"
-        )
+        raise BadInput(f"layers: a {type(layers).__name__} has no order; give nn.Sequential, list, builder or layers_of it")
     if isinstance(layers, Sequence):
         return {str(i): layer for i, layer in enumerate(layers)}
     return None

@@ -68,9 +68,7 @@ def exhibits(ranks: int = 4, microbatches: int = 8) -> tuple[tuple[Exhibit, ...]
         raise BadInput(f"systems: at least 1 rank and 1 microbatch are needed, got {ranks} and {microbatches}")
     if (size := ranks * max(microbatches, STEADY_ROUNDS * ranks)) > MAX_SIZE:
         at_most = f"{ranks} ranks and {microbatches} microbatches make {size} of both multiplied"
-        raise BadInput(
-            f"systems: {at_most} ({STEADY_ROUNDS} a rank for the steady state), more than a gallery shows ({MAX_SIZE})"
-        )
+        raise BadInput(f"systems: {at_most} (steady: {STEADY_ROUNDS} a rank), more than a gallery shows ({MAX_SIZE})")
     shown, absent = list[Exhibit](), list[Absent]()
     for system in SYSTEMS:
         try:

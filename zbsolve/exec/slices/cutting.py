@@ -147,9 +147,7 @@ class Cutting:
         if len(problem.slice_lengths) not in (0, problem.slices):
             raise BadInput(f"schedule: {len(problem.slice_lengths)} slice lengths for {problem.slices} slices")
         if problem.sizes and (len(problem.sizes) != problem.microbatches or min(problem.sizes) < 1):
-            raise BadInput(
-                f"schedule: sizes {list(problem.sizes)}: one from 1 up for each of {problem.microbatches} microbatches"
-            )
+            raise BadInput(f"schedule: sizes {problem.sizes}: one from 1 up for each of {problem.microbatches} microbatches")
         least = math.gcd(*problem.sizes)
         return cls(problem.slices, problem.slice_lengths, tuple(size // least for size in problem.sizes))
 
