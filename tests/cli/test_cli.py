@@ -274,6 +274,7 @@ def test_pictures_of_what_solve_found(tmp_path, capsys):
         assert f"{command[-1]}: unknown ending; '{command[0]}' writes .json" in said
         assert ("'show' draws" in said) == (command[-1] != "x.txt")
     assert main([*step, "-o", str(tmp_path / "x.svg.gz")]) == 2
+    assert main([*step, "--microbatches", "4", "-o", str(tmp_path / "gpt-1.5b")]) == 0  # a number's dot begins no ending
 
 
 def test_files_beside_one_that_cannot_be_drawn_are_written(tmp_path, capsys, monkeypatch):

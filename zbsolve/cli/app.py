@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from keyword import iskeyword
-from pathlib import PurePath
 from typing import Any, NoReturn
 
 from .. import __version__
@@ -164,14 +163,14 @@ def _kept_elsewhere(error: ZbsolveError) -> str:
 
 def _check_outputs(options: argparse.Namespace) -> None:
     """Raise BadInput for outputs that cannot be written, before the work begins."""
-    from ..util.files import check_writable
+    from ..util.files import check_writable, ending_of
 
     outputs, endings = outputs_of(options), WRITES.get(options.name, (JSON,))
     for path in outputs:
         if getattr(options, "frontier", None) is not None and (path.endswith("/") or os.path.isdir(path)):
             continue
         check_writable(path)
-        if endings and PurePath(path).suffix and not path.endswith((*endings, f"{JSON}.gz")):
+        if endings and ending_of(path) and not path.endswith((*endings, f"{JSON}.gz")):
             hint = "; 'show' draws what is in a file" if path.endswith(PICTURES) else ""
             raise BadInput(f"{path}: unknown ending; '{options.name}' writes {' '.join(endings)}{hint}")
     if "-" in outputs and getattr(options, "json", False):

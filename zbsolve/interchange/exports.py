@@ -10,10 +10,11 @@ from importlib import import_module
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..planner.engines import ENDINGS, Target, ending_of, target
+from ..planner.engines import ENDINGS, Target, target
 from ..problem import Problem
 from ..schedule import Schedule
 from ..util.errors import BadInput
+from ..util.files import ending_of
 
 if TYPE_CHECKING:
     from ..long_steps.repeated import RepeatedSchedule

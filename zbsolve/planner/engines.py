@@ -6,22 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePath
 from typing import NamedTuple
 
 from ..problem.placement import describe
 from ..util.errors import BadInput
+from ..util.files import ending_of
 from ..util.text import did_you_mean
 from .layout import BESIDE, FIELDS, PLACEMENTS, SELECTIVE, Layout, Many, named
 
 SPLIT_OR_FUSED, FUSED = ("F", "B", "W", "BW"), ("F", "BW")
 ANY = "any"  # every placement that has each stage on one rank
 ENDINGS = {"CSV": ".csv", "Python": ".py", "JSON": ".json"}  # format → ending of its files' names
-
-
-def ending_of(path: str) -> str:
-    """The ending of a file's name without `.gz`: `.json` of `x.json.gz`; "" where it has no dot."""
-    return PurePath(path.removesuffix(".gz")).suffix
 
 
 class Rule(NamedTuple):

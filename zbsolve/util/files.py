@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -31,6 +31,11 @@ OWNED = ".owned"  # a file in such a folder, locked by its owner; the lock ends 
 T = TypeVar("T")
 AMOUNT = Annotated[float, msgspec.Meta(ge=0, lt=2.0**62)]  # µs, bytes, factors: beyond, sums do not fit
 COUNT = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
+def ending_of(path: str) -> str:
+    """The ending of a file's name without `.gz`: `.json` of `x.json.gz`; "" of `gpt-1.5b`, whose dot is a number's."""
+    return ending if (ending := PurePath(path.removesuffix(".gz")).suffix)[1:2].isalpha() else ""
 
 
 class Fields:
