@@ -184,7 +184,7 @@ def test_documents_of_a_users_own_layers_are_what_a_mask_says_to_the_library() -
         (
             "GPT2Config",
             {"attn_pdrop": 0.1},
-            r"layer 1 \(Layer\): .*no dropout, and this has 0.1: set attn_pdrop of GPT2Config to 0",
+            r"layer 1 \(Layer\): .*no dropout, this has 0.1: set attn_pdrop of GPT2Config to 0",
         ),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_mask_that_slices_cannot_take_is_refused() -> None:
         r"attn_mask \(1, 1, 3, 3\): for tokens 3 to 5": {"attention_mask": own[..., :3], "sliding_window": 2},
         "softcap: sliced_attention has none": {"attention_mask": None, "softcap": 5.0},
         "is_causal=True is needed": {"attention_mask": None, "is_causal": False},
-        "no dropout, and this has 0.1$": {"attention_mask": None, "dropout": 0.1},
+        "no dropout, this has 0.1$": {"attention_mask": None, "dropout": 0.1},
     }
     store = SliceStore(2)
     with store.forward(0, 0, 0):

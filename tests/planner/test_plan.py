@@ -299,7 +299,7 @@ def test_a_certificate_inside_a_plan_is_proven_again_or_not_believed(
     replace(plan, candidates=(replace(plan.best, schedule=plan.best.schedule.certified(false)),)).save(path)
     assert main(["check", str(path)]) == 0
     said = capsys.readouterr().out
-    assert "which is not proven here" in said
+    assert "not proven here (check --bound proves it again, if it holds)\n" in said
     assert "proven optimal" not in said
     assert main(["check", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schedule"] is None

@@ -123,7 +123,7 @@ def _plan_lines(name: str, checked_plan: CheckedPlan) -> list[str]:
     if own is None:
         return lines
     if checked_plan.proof is None:
-        return [*lines, f"of the schedule alone: {verdict(own.unchecked())} (check --bound searches for a proof)"]
+        return [*lines, f"of the schedule alone: {verdict(own.unchecked())}"]
     return [*lines, f"of the schedule alone: {verdict(own)}", f"proven again: {checked_plan.proof}"]
 
 
