@@ -23,6 +23,7 @@ from ..greedy.lists.list_scheduler import Policy, deepest_first
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.lists.serial_orders import one_after_another, serial_schedule, serial_targets
 from ..greedy.orders.many_starts import better_orders
+from ..greedy.orders.rank_orders import annealed_orders, ordered_by_rank
 from ..greedy.side_stream import held_by_others, rooms_beside
 from ..greedy.syncs import pools_with_syncs
 from ..problem import Ints, Problem
@@ -42,6 +43,7 @@ MAKESPAN_SOLVER = "makespan search"
 ANEW_SHARE, ANEW_DECODINGS, ANEW_PASSES, APART = 0.25, 2_000, 1_000, 104_729
 ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "serial generation"
+ORDERS_SOLVER, HOT, WARM = "annealed orders", 0.017, 0.017  # first temperatures, as shares of the value: in turn, at the end
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
 POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
@@ -310,6 +312,15 @@ def _moved(state: State, seed: int) -> Arm:
     yield from _offered(state, schedules, TABU_SOLVER)
 
 
+def _ordered(search: Search, seconds: float, heat: float) -> list[Arm]:
+    """Annealing of orders by rank, for so many seconds of the search."""
+    state = search.state
+    if (first := state.schedule) is None or len(state.problem.passes) > LARGE_PASSES or not ordered_by_rank(state.problem):
+        return []
+    orders = annealed_orders(lambda: state.schedule or first, state.clock, seconds, heat, search.seed, lambda: state.target)
+    return [_offered(state, orders, ORDERS_SOLVER)]
+
+
 # --- The tables ---
 
 GREEDY = Source("list scheduling", lambda search: [_listed(search)])
@@ -335,7 +346,11 @@ ANNEALED = Source("annealed policies", _annealed_arms, late=lambda search: not s
 BLOCKS = Source("building blocks", lambda search: [_blocks(search, room, search.seconds) for room in search.rooms])
 MOVES = Source("tabu search", _moves_in_turn)
 FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
+ORDERS = Source("annealed orders", lambda search: _ordered(search, search.seconds, HOT))
 TURNS = (ANNEALED, BLOCKS, MOVES, FEWER_ON)
 
-ANEW = (Source("another seed", lambda search: [_anew(search, search.anew)] if search.anew else []),)
-LAST = (Source("tabu search", lambda search: [search.moves]),)
+ANEW = (Source("another seed", lambda search: [_anew(search, search.anew)] if search.anew and not ordered_by_rank(search.problem) else []),)
+LAST = (
+    Source("tabu search", lambda search: [search.moves]),
+    Source("annealed orders", lambda search: _ordered(search, search.clock.left, WARM)),
+)

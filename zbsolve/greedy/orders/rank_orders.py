@@ -1,0 +1,305 @@
+"""Annealing of one order of all passes for each rank, where passes of several streams take a rank's memory. Compiled.
+
+The order of a rank gives the order of each of its streams, and the order in which passes take memory: a pass that takes
+starts no earlier than those before it, and waits until passes before it have freed enough. So the orders alone decide what
+fits, as one stream's order does elsewhere, and times follow (serial schedule generation: Kolisch, 1996). No schedule is left
+out: passes in the order of their starts in a schedule that fits start no later than there.
+
+A move shifts a pass within its rank's order: a pass of the critical path before the one that it waits for, that one behind
+it, or any pass nearby. Simulated annealing accepts longer steps too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ...problem import Ints, Problem
+from ...schedule import Schedule
+from ...util.clock import Clock
+from ...util.kernels import inner_kernel, kernel
+from ..arrays.accounts import compressed_rows
+from ..syncs import moments_in, moments_of, pools_with_syncs, synced
+from .critical_moves import OrderTables, tables_of
+
+SECONDS_PER_MOVED_PASS = 2.5e-8  # the time of one move is this times the passes of the step, about
+SECONDS_AT_ONCE = 0.05
+SECONDS_PER_PASS = 2e-5  # of making a schedule of an order, about
+COOLED = 0.01  # the last temperature over the first
+FAR, NEAR, BEYOND = 16, 24, 12  # places that a pass is shifted; distance from the critical path; places beyond the other pass
+TRIES = 50  # to find a possible move
+NEVER, MISFIT = 1 << 60, -1  # MISFIT: in place of a value, if the orders fit in no time
+
+
+class RankOrders(NamedTuple):
+    """Orders and their times. t: tables of the passes; t.order has all passes, rank after rank, and `place` and `head` of
+    `t.passes` go with that. first: the first place of each rank, and the end, shape (ranks + 1,). waits_for: the pass whose
+    end (for memory also whose start) lets each pass begin, −1: none. numbers: the value of `t.order` and the best value, µs.
+    best: the best order. Scratch by stream: free, last; by rank: at, held, taken (time and pass of the last one that took),
+    waiting; freed, time and pass of what has been freed and not yet been taken, the earliest first, from `low` to `high`."""
+
+    t: OrderTables
+    first: Ints
+    waits_for: Ints
+    numbers: Ints
+    best: Ints
+    path: Ints
+    free: Ints
+    last: Ints
+    at: Ints
+    held: Ints
+    taken_time: Ints
+    taken_pass: Ints
+    waiting: Ints
+    freed_time: Ints
+    freed_pass: Ints
+    low: Ints
+    high: Ints
+
+
+def ordered_by_rank(problem: Problem) -> bool:
+    """Whether one order for each rank decides a step: passes of several streams take devices' memory (and no further pool is
+    short), a stream is of one rank, and each collective is one pass."""
+    pools, p = pools_with_syncs(problem), problem.passes
+    single = all(len(streams) == 1 for streams in p.stream_sets)
+    own = len(np.unique(p.streams * problem.ranks + p.rank)) == len(np.unique(p.streams))
+    alone = bool((np.bincount(problem.collective[problem.collective >= 0]) <= 1).all())
+    return bool(pools) and max(pools) < problem.ranks and single and own and alone
+
+
+def orders_of(schedule: Schedule) -> RankOrders:
+    """The orders of a schedule: by start."""
+    t, rank, count = tables_of(schedule), schedule.problem.passes.rank, len(schedule.problem.passes)
+    first, order = compressed_rows(rank[by_start := np.argsort(moments_in(schedule.timeline()).start)], len(t.streams), by_start)
+    ranks = schedule.problem.ranks
+    first = first[: ranks + 1]
+    t.order[:] = order
+    t.passes["place"][order] = np.arange(count)
+    streams, places = np.zeros((2, len(t.streams)), np.int64), np.zeros((7, ranks), np.int64)
+    value = np.full(2, schedule.timeline().value, np.int64)
+    scratch = np.zeros((5, count), np.int64)
+    at, held, time, taker, waiting, low, high = places
+    made = RankOrders(
+        t, first, scratch[0], value, order.copy(), scratch[1], *streams, at, held, time, taker, waiting, *scratch[2:4], low, high
+    )
+    made.numbers[:] = _timed(made, NEVER, schedule.problem.objective == "span")
+    return made
+
+
+def schedule_of(problem: Problem, orders: RankOrders) -> Schedule:
+    """The schedule of the best orders."""
+    t = orders.t
+    t.order[:] = orders.best
+    t.passes["place"][t.order] = np.arange(len(t.order))
+    orders.numbers[0] = _timed(orders, NEVER, t.span)
+    start, place = t.passes["head"].copy(), t.passes["place"].copy()
+    sequences = {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()}
+    return synced(problem, sequences, moments_of(start, start + t.passes["duration"], place))
+
+
+def annealed_orders(
+    known: Callable[[], Schedule], clock: Clock, seconds: float, heat: float, seed: int, target: Callable[[], int]
+) -> Iterator[Schedule | None]:
+    """Shorter and shorter schedules for `seconds` of the clock; None after moves without a shorter one. known: the shortest
+    schedule, which other sources may improve meanwhile. heat: the first temperature, as a share of its value. target: the
+    value, µs, at which to end."""
+    problem, random = known().problem, np.random.default_rng(seed)
+    orders, share, began = orders_of(known()), clock.share(seconds), clock.used
+    cost = SECONDS_PER_MOVED_PASS * len(problem.passes)
+    hot = heat * float(orders.numbers[0])
+    while not share.over and known().timeline().value > target():
+        moves = max(1, int(SECONDS_AT_ONCE / cost))
+        before, clock_share = int(orders.numbers[1]), (clock.used - began) / seconds
+        clock.spend(moves * cost)
+        after = min(1.0, (clock.used - began + SECONDS_AT_ONCE) / seconds)
+        anneal(orders, moves, hot * COOLED**clock_share, hot * COOLED**after, int(random.integers(1 << 31)))
+        if orders.numbers[1] < min(before, known().timeline().value):
+            clock.spend(SECONDS_PER_PASS * len(problem.passes))
+            current = orders.t.order.copy()
+            yield schedule_of(problem, orders)
+            orders.t.order[:] = current
+            orders.t.passes["place"][current] = np.arange(len(current))
+            orders.numbers[0] = _timed(orders, NEVER, orders.t.span)
+        else:
+            yield None
+
+
+# --- Compiled ---
+
+
+@kernel
+def anneal(o: RankOrders, moves: int, hot: float, cool: float, seed: int) -> None:
+    """Try so many moves of the order in the tables, at temperatures from `hot` to `cool`, µs, and keep the best order."""
+    np.random.seed(seed)
+    t, spans = o.t, o.t.span
+    o.numbers[0] = _timed(o, NEVER, spans)
+    length = _critical_path(o)
+    for k in range(moves):
+        a, b = _chosen(o, length)
+        if a == b:
+            continue
+        _shift(t, a, b)
+        heat = hot * (cool / hot) ** (k / moves)
+        limit = o.numbers[0] - int(heat * np.log(1.0 - np.random.random()))
+        value = _timed(o, limit, spans)
+        if value == MISFIT or value > limit:
+            _shift(t, b, a)
+            continue
+        o.numbers[0] = value
+        if value < o.numbers[1]:
+            o.numbers[1] = value
+            o.best[:] = t.order
+        length = _critical_path(o)
+
+
+@inner_kernel
+def _shift(t: OrderTables, a: int, b: int) -> None:
+    """Shift the pass at place a to place b, and those between by one."""
+    step, moved = 1 if a < b else -1, t.order[a]
+    for k in range(a, b, step):
+        t.order[k] = t.order[k + step]
+        t.passes[t.order[k]].place = k
+    t.order[b], t.passes[moved].place = moved, b
+
+
+@kernel
+def _chosen(o: RankOrders, length: int) -> tuple[int, int]:
+    """A random move near the critical path, from one place to the other: it keeps lanes in order. The places are equal if
+    none was found."""
+    t = o.t
+    for _ in range(TRIES if length > 1 else 0):
+        k = np.random.randint(length - 1)
+        late, early = t.passes[o.path[k]], t.passes[o.path[k + 1]]
+        rank = t.streams[late.stream].rank
+        if t.streams[early.stream].rank != rank:
+            continue
+        low, high, way = o.first[rank], o.first[rank + 1] - 1, np.random.randint(4)
+        a, b = (early.place, late.place) if way == 1 else (late.place, early.place)
+        step = 1 if a < b else -1
+        if way < 2:
+            b += step * np.random.randint(BEYOND) * np.random.randint(2)
+        else:
+            a += (np.random.randint(2 * NEAR + 1) - NEAR) * (way - 2)
+            b = a + (1 + np.random.randint(FAR)) * (1 if np.random.randint(2) == 0 else -1)
+        if way < 2:
+            b = min(max(b, low), high)
+        if min(a, b) < low or max(a, b) > high or a == b:
+            continue
+        lane, step = t.passes[t.order[a]].lane, 1 if a < b else -1
+        other = a + step
+        while other != b + step and t.passes[t.order[other]].lane != lane:
+            other += step
+        if other == b + step:
+            return a, b
+    return 0, 0
+
+
+@kernel
+def _critical_path(o: RankOrders) -> int:
+    """Fill `path` with the passes that decide the value, the last first, and return their number."""
+    t, last, most = o.t, -1, -1
+    for r in range(len(o.first) - 1):
+        end, start = 0, NEVER
+        ends_with = -1
+        for k in range(o.first[r], o.first[r + 1]):
+            row = t.passes[t.order[k]]
+            start = min(start, row.head)
+            if row.head + row.duration > end:
+                end, ends_with = row.head + row.duration, t.order[k]
+        value = end - start if t.span else end
+        if value > most:
+            most, last = value, ends_with
+    length = 0
+    while last >= 0:
+        o.path[length] = last
+        length += 1
+        last = o.waits_for[last]
+    return length
+
+
+@kernel
+def _timed(o: RankOrders, limit: int, spans: bool) -> int:
+    """Compute the starts of all passes and what they wait for. Returns the value, µs: some value above the limit if it is,
+    and `MISFIT` if the orders wait for each other in a circle or exceed the memory."""
+    t, ranks = o.t, len(o.first) - 1
+    for i in range(len(t.order)):
+        t.passes[i].waiting = t.passes[i].in_last - t.passes[i].in_first
+    o.free[:], o.last[:] = 0, -1
+    o.at[:], o.held[:], o.taken_time[:], o.taken_pass[:] = o.first[:-1], 0, 0, -1
+    o.low[:], o.high[:] = o.first[:-1], o.first[:-1]
+    for r in range(ranks):
+        o.waiting[r] = r
+    count, done, value = ranks, 0, 0
+    while count > 0:
+        count -= 1
+        r = o.waiting[count]
+        begin = o.at[r]
+        while o.at[r] < o.first[r + 1] and t.passes[t.order[o.at[r]]].waiting == 0:
+            i = t.order[o.at[r]]
+            end = _begun(o, i, r)
+            if end < 0:
+                return MISFIT
+            value = max(value, end)
+            if value > limit and not spans:
+                return value
+            o.at[r] += 1
+            for x in range(t.passes[i].out_first, t.passes[i].out_last):
+                other = t.passes[t.links[x].other]
+                other.waiting -= 1
+                rank = t.streams[other.stream].rank
+                if other.waiting == 0 and rank != r and o.at[rank] == other.place:
+                    o.waiting[count] = rank
+                    count += 1
+        done += o.at[r] - begin
+    if done < len(t.order):
+        return MISFIT
+    return _span(o) if spans else value
+
+
+@inner_kernel
+def _span(o: RankOrders) -> int:
+    """The longest window of a rank, µs."""
+    t, most = o.t, 0
+    for r in range(len(o.first) - 1):
+        start, end = NEVER, 0
+        for k in range(o.first[r], o.first[r + 1]):
+            row = t.passes[t.order[k]]
+            start, end = min(start, row.head), max(end, row.head + row.duration)
+        most = max(most, end - start)
+    return most
+
+
+@inner_kernel
+def _begun(o: RankOrders, i: int, r: int) -> int:
+    """Start pass i, the next one of rank r, as early as possible. Returns its end, µs; −1 if it does not fit."""
+    t, row = o.t, o.t.passes[i]
+    start, waits_for = o.free[row.stream], o.last[row.stream]
+    for x in range(row.in_first, row.in_last):
+        link = t.links[x]
+        ready = t.passes[link.other].head + t.passes[link.other].duration + link.lag
+        if ready > start:
+            start, waits_for = ready, link.other
+    if row.taken > 0:
+        if o.taken_time[r] > start:
+            start, waits_for = o.taken_time[r], o.taken_pass[r]
+        o.held[r] += row.taken
+        while o.held[r] > t.streams[row.stream].capacity:
+            if o.low[r] == o.high[r]:
+                return -1
+            if o.freed_time[o.low[r]] > start:
+                start, waits_for = o.freed_time[o.low[r]], o.freed_pass[o.low[r]]
+            o.held[r] -= t.passes[o.freed_pass[o.low[r]]].freed
+            o.low[r] += 1
+        o.taken_time[r], o.taken_pass[r] = start, i
+    row.head, o.waits_for[i] = start, waits_for
+    end = start + row.duration
+    o.free[row.stream], o.last[row.stream] = end, i
+    if row.freed > 0:
+        at = o.high[r]
+        while at > o.low[r] and o.freed_time[at - 1] > end:
+            o.freed_time[at], o.freed_pass[at] = o.freed_time[at - 1], o.freed_pass[at - 1]
+            at -= 1
+        o.freed_time[at], o.freed_pass[at] = end, i
+        o.high[r] += 1
+    return int(end)
