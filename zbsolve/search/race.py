@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..greedy.lists.list_scheduler import schedule_by_start
-from ..greedy.lists.serial_orders import serial_schedule
 from ..greedy.side_stream import with_side_streams, without_side_streams
-from ..greedy.syncs import pools_with_syncs
 from ..ilp.bounds.closed_forms import closed_form
 from ..problem import Ints, Problem
 from ..profile.step import Step
@@ -46,21 +44,10 @@ def hint_on(problem: Problem, hint: Schedule) -> Schedule | None:
         return None
     start = _starts(problem, begin)
     plain = schedule_by_start(without_side_streams(problem), start[problem.computing])
-    holding = (schedule for schedule in _tries(problem, plain, start) if not verify(problem, schedule))
-    return min(holding, key=lambda schedule: schedule.timeline().value, default=None)
-
-
-def _tries(problem: Problem, plain: Schedule, start: Ints) -> Iterator[Schedule]:
-    """Schedules from an order without side streams: with those inserted, and, where memory is tight, made pass by pass."""
     with suppress(Deadlock):  # where memory is tight, copies may wait for each other
         schedule = with_side_streams(problem, plain)
-        schedule.timeline()
-        yield schedule
-    with suppress(Deadlock):
-        serial = serial_schedule(problem, start, 0.0) if pools_with_syncs(problem) else None
-        if serial is not None:
-            serial.timeline()
-            yield serial
+        return None if verify(problem, schedule) else schedule
+    return None
 
 
 def _starts(problem: Problem, begin: Floats) -> Ints:

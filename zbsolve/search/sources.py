@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, product, takewhile
+from itertools import chain, takewhile
 from math import inf
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..greedy.blocks.period_search import paced_schedules
 from ..greedy.decoding import SECONDS_PER_DECODED_PASS, DecodeRule, decode, repeated_targets, to_schedule
 from ..greedy.lists.list_scheduler import Policy, deepest_first
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
-from ..greedy.lists.serial_orders import one_after_another, serial_schedule, serial_targets
+from ..greedy.lists.serial_orders import one_after_another
 from ..greedy.orders.many_starts import better_orders
 from ..greedy.orders.rank_orders import annealed_orders, ordered_by_rank
 from ..greedy.side_stream import held_by_others, rooms_beside
@@ -33,16 +33,14 @@ from ..util.clock import Clock
 from .extension import extended, repeated
 from .state import BLOCK_SOLVER, LARGE_PASSES, TABU_SOLVER, State
 
-PUT_OFF = (0.0, 1.0, 4.0, 1e9)  # in mean pass durations: how long passes that need a new side pass are put off
 SECONDS_PER_SERIAL_PASS = 4e-5
-SERIAL_SHARE = 0.3  # of the time: the most that serial generation takes once there is a schedule
 MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time: the search for the makespan; decodings that the time must allow
 MAKESPAN_SOLVER = "makespan search"
 # Of the time: the search with another seed; decodings that this time must allow; passes at least (fewer were not measured);
 # between the two seeds.
 ANEW_SHARE, ANEW_DECODINGS, ANEW_PASSES, APART = 0.25, 2_000, 1_000, 104_729
 ANEW_SOLVER = "another seed"
-SERIAL_SOLVER = "serial generation"
+SERIAL_SOLVER = "one microbatch after the other"
 ORDERS_SOLVER, HOT, WARM = "annealed orders", 0.017, 0.017  # first temperatures, as shares of the value: in turn, at the end
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
@@ -214,21 +212,6 @@ def _blocks_at_once(search: Search) -> list[Arm]:
     return [_blocks(search, room, BLOCKS_SHARE * search.clock.left) for room in search.rooms]
 
 
-def _serial(state: State) -> Arm:
-    """Orders made pass by pass, which exist in however little memory. For a large problem they end with the first schedule,
-    else after a part of the time."""
-    problem, clock = state.problem, state.clock
-    mean, large = float(problem.passes.duration.mean()), len(problem.passes) > LARGE_PASSES
-    if large and state.schedule is not None:
-        return
-    share = clock.part(SERIAL_SHARE)
-    for put_off, begin in product(reversed(PUT_OFF), serial_targets(problem)):  # the longest delay is usually the best
-        if state.schedule is not None and (large or share.over):
-            return
-        clock.spend(len(problem.passes) * SECONDS_PER_SERIAL_PASS)
-        yield from _offered(state, [serial_schedule(problem, begin, mean * put_off)], SERIAL_SOLVER)
-
-
 # --- Smaller problems first ---
 
 
@@ -333,9 +316,8 @@ POLICIES = Source(
 NAMED = Source("named orders", lambda search: [_named(search.state)])
 BLOCKS_AT_ONCE = Source("building blocks", _blocks_at_once)
 PACED = Source("paced blocks", lambda search: [_paced(search)] if search.pools else [])
-SERIAL = Source("serial generation", lambda search: [_serial(search.state)] if search.pools and not search.careful else [])
 ONE_BY_ONE = Source("one microbatch after the other", lambda search: [_one_by_one(search.state)], late=lambda search: True)
-FIRST = (GREEDY, POLICIES, NAMED, BLOCKS_AT_ONCE, PACED, SERIAL, ONE_BY_ONE)
+FIRST = (GREEDY, POLICIES, NAMED, BLOCKS_AT_ONCE, PACED, ONE_BY_ONE)
 
 MAKESPAN = Source("the makespan, for the span", lambda search: [_of_makespan(search)])
 FEWER = Source("fewer microbatches", lambda search: [_extended(search)])
@@ -349,7 +331,12 @@ FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True
 ORDERS = Source("annealed orders", lambda search: _ordered(search, search.seconds, HOT))
 TURNS = (ANNEALED, BLOCKS, MOVES, FEWER_ON)
 
-ANEW = (Source("another seed", lambda search: [_anew(search, search.anew)] if search.anew and not ordered_by_rank(search.problem) else []),)
+ANEW = (
+    Source(
+        "another seed",
+        lambda search: [_anew(search, search.anew)] if search.anew and not ordered_by_rank(search.problem) else [],
+    ),
+)
 LAST = (
     Source("tabu search", lambda search: [search.moves]),
     Source("annealed orders", lambda search: _ordered(search, search.clock.left, WARM)),

@@ -52,13 +52,18 @@ class OrderTables(NamedTuple):
 
 
 def decided_by_orders(problem: Problem) -> bool:
-    """Whether the order of each stream alone decides its memory, and streams share nothing else: one stream a pass, one rank
-    a stream, each collective one pass, no further pools, and no syncs for memory."""
+    """Whether the order of each stream alone decides its memory, and streams share nothing else: as `on_streams`, with no
+    further pools and no syncs for memory."""
+    return on_streams(problem) and not problem.pools and not pools_with_syncs(problem)
+
+
+def on_streams(problem: Problem) -> bool:
+    """Whether each pass is on one stream, each stream on one rank, and each collective one pass."""
     p = problem.passes
     single = all(len(streams) == 1 for streams in p.stream_sets)
     own = len(np.unique(p.streams * problem.ranks + p.rank)) == len(np.unique(p.streams))
     alone = bool((np.bincount(problem.collective[problem.collective >= 0]) <= 1).all())
-    return single and own and alone and not problem.pools and not pools_with_syncs(problem)
+    return single and own and alone
 
 
 def tables_of(schedule: Schedule) -> OrderTables:

@@ -21,78 +21,81 @@ from ...util.clock import Clock
 from ...util.kernels import inner_kernel, kernel
 from ..arrays.accounts import compressed_rows
 from ..syncs import moments_in, moments_of, pools_with_syncs, synced
-from .critical_moves import OrderTables, tables_of
+from .critical_moves import OrderTables, on_streams, tables_of
 
 SECONDS_PER_MOVED_PASS = 2.5e-8  # the time of one move is this times the passes of the step, about
 SECONDS_AT_ONCE = 0.05
 SECONDS_PER_PASS = 2e-5  # of making a schedule of an order, about
 COOLED = 0.01  # the last temperature over the first
-FAR, NEAR, BEYOND = 16, 24, 12  # places that a pass is shifted; distance from the critical path; places beyond the other pass
+FAR, NEAR, BEYOND = (
+    16,
+    24,
+    12,
+)  # places that a pass is shifted; distance from the critical path; places beyond the other pass
 TRIES = 50  # to find a possible move
 NEVER, MISFIT = 1 << 60, -1  # MISFIT: in place of a value, if the orders fit in no time
 
 
 class RankOrders(NamedTuple):
-    """Orders and their times. t: tables of the passes; t.order has all passes, rank after rank, and `place` and `head` of
-    `t.passes` go with that. first: the first place of each rank, and the end, shape (ranks + 1,). waits_for: the pass whose
-    end (for memory also whose start) lets each pass begin, −1: none. numbers: the value of `t.order` and the best value, µs.
-    best: the best order. Scratch by stream: free, last; by rank: at, held, taken (time and pass of the last one that took),
-    waiting; freed, time and pass of what has been freed and not yet been taken, the earliest first, from `low` to `high`."""
+    """Orders and their times.
+
+    t: tables of the passes; t.order has all passes, rank after rank, and places and heads in `t.passes` go with it. first:
+    the first place of each rank, and the end, shape (ranks + 1,). best: the best order. numbers: the value of t.order and of
+    `best`, µs. By pass: waits_for, the pass whose end lets it begin (or whose start: the one that took memory before it), −1:
+    none. Scratch: path; freed_time and freed_pass, what of each rank's memory is free again and was not taken yet, the
+    earliest first, from place `low` to `high`. By stream: since when it is free, and its last pass. By rank: at, the next
+    place; held, bytes; when and by which pass memory was taken last; ready, ranks that may go on."""
 
     t: OrderTables
     first: Ints
-    waits_for: Ints
-    numbers: Ints
     best: Ints
+    numbers: Ints
+    waits_for: Ints
     path: Ints
+    freed_time: Ints
+    freed_pass: Ints
     free: Ints
     last: Ints
     at: Ints
     held: Ints
     taken_time: Ints
     taken_pass: Ints
-    waiting: Ints
-    freed_time: Ints
-    freed_pass: Ints
+    ready: Ints
     low: Ints
     high: Ints
 
 
 def ordered_by_rank(problem: Problem) -> bool:
-    """Whether one order for each rank decides a step: passes of several streams take devices' memory (and no further pool is
-    short), a stream is of one rank, and each collective is one pass."""
-    pools, p = pools_with_syncs(problem), problem.passes
-    single = all(len(streams) == 1 for streams in p.stream_sets)
-    own = len(np.unique(p.streams * problem.ranks + p.rank)) == len(np.unique(p.streams))
-    alone = bool((np.bincount(problem.collective[problem.collective >= 0]) <= 1).all())
-    return bool(pools) and max(pools) < problem.ranks and single and own and alone
+    """Whether one order for each rank decides a step: passes of several streams take devices' memory and no further pool is
+    short, and the rest is as `on_streams`."""
+    pools = pools_with_syncs(problem)
+    return bool(pools) and max(pools) < problem.ranks and on_streams(problem)
 
 
 def orders_of(schedule: Schedule) -> RankOrders:
     """The orders of a schedule: by start."""
-    t, rank, count = tables_of(schedule), schedule.problem.passes.rank, len(schedule.problem.passes)
-    first, order = compressed_rows(rank[by_start := np.argsort(moments_in(schedule.timeline()).start)], len(t.streams), by_start)
-    ranks = schedule.problem.ranks
-    first = first[: ranks + 1]
-    t.order[:] = order
-    t.passes["place"][order] = np.arange(count)
-    streams, places = np.zeros((2, len(t.streams)), np.int64), np.zeros((7, ranks), np.int64)
-    value = np.full(2, schedule.timeline().value, np.int64)
-    scratch = np.zeros((5, count), np.int64)
-    at, held, time, taker, waiting, low, high = places
-    made = RankOrders(
-        t, first, scratch[0], value, order.copy(), scratch[1], *streams, at, held, time, taker, waiting, *scratch[2:4], low, high
+    t, problem = tables_of(schedule), schedule.problem
+    by_start = np.argsort(moments_in(schedule.timeline()).start)
+    first, order = compressed_rows(problem.passes.rank[by_start], problem.ranks, by_start)
+    by_pass, by_stream, by_rank = (
+        np.zeros((k, n), np.int64) for k, n in ((4, len(order)), (2, len(t.streams)), (7, problem.ranks))
     )
-    made.numbers[:] = _timed(made, NEVER, schedule.problem.objective == "span")
-    return made
+    orders = RankOrders(t, first, order.copy(), np.full(2, NEVER), *by_pass, *by_stream, *by_rank)
+    _set(orders)
+    return orders
 
 
-def schedule_of(problem: Problem, orders: RankOrders) -> Schedule:
-    """The schedule of the best orders."""
+def _set(orders: RankOrders) -> None:
+    """Make the best orders the present ones, with their times."""
     t = orders.t
     t.order[:] = orders.best
     t.passes["place"][t.order] = np.arange(len(t.order))
-    orders.numbers[0] = _timed(orders, NEVER, t.span)
+    orders.numbers[:] = timed(orders, NEVER, t.span)
+
+
+def schedule_of(problem: Problem, orders: RankOrders) -> Schedule:
+    """The schedule of the present orders."""
+    t = orders.t
     start, place = t.passes["head"].copy(), t.passes["place"].copy()
     sequences = {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()}
     return synced(problem, sequences, moments_of(start, start + t.passes["duration"], place))
@@ -104,23 +107,17 @@ def annealed_orders(
     """Shorter and shorter schedules for `seconds` of the clock; None after moves without a shorter one. known: the shortest
     schedule, which other sources may improve meanwhile. heat: the first temperature, as a share of its value. target: the
     value, µs, at which to end."""
-    problem, random = known().problem, np.random.default_rng(seed)
-    orders, share, began = orders_of(known()), clock.share(seconds), clock.used
-    cost = SECONDS_PER_MOVED_PASS * len(problem.passes)
-    hot = heat * float(orders.numbers[0])
-    while not share.over and known().timeline().value > target():
-        moves = max(1, int(SECONDS_AT_ONCE / cost))
-        before, clock_share = int(orders.numbers[1]), (clock.used - began) / seconds
+    problem, random, share, began = known().problem, np.random.default_rng(seed), clock.share(seconds), clock.used
+    orders, cost = orders_of(known()), SECONDS_PER_MOVED_PASS * len(problem.passes)
+    hot, moves = heat * float(orders.numbers[0]), max(1, int(SECONDS_AT_ONCE / cost))
+    while not share.over and (value := int(known().timeline().value)) > target():
+        temperature = hot * COOLED ** ((clock.used - began) / seconds)
         clock.spend(moves * cost)
-        after = min(1.0, (clock.used - began + SECONDS_AT_ONCE) / seconds)
-        anneal(orders, moves, hot * COOLED**clock_share, hot * COOLED**after, int(random.integers(1 << 31)))
-        if orders.numbers[1] < min(before, known().timeline().value):
+        anneal(orders, moves, temperature, int(random.integers(1 << 31)))
+        if orders.numbers[1] < value:
             clock.spend(SECONDS_PER_PASS * len(problem.passes))
-            current = orders.t.order.copy()
+            _set(orders)
             yield schedule_of(problem, orders)
-            orders.t.order[:] = current
-            orders.t.passes["place"][current] = np.arange(len(current))
-            orders.numbers[0] = _timed(orders, NEVER, orders.t.span)
         else:
             yield None
 
@@ -129,20 +126,19 @@ def annealed_orders(
 
 
 @kernel
-def anneal(o: RankOrders, moves: int, hot: float, cool: float, seed: int) -> None:
-    """Try so many moves of the order in the tables, at temperatures from `hot` to `cool`, µs, and keep the best order."""
+def anneal(o: RankOrders, moves: int, heat: float, seed: int) -> None:
+    """Try so many moves of the order in the tables, at this temperature, µs, and keep the best order."""
     np.random.seed(seed)
     t, spans = o.t, o.t.span
-    o.numbers[0] = _timed(o, NEVER, spans)
+    o.numbers[0] = timed(o, NEVER, spans)
     length = _critical_path(o)
-    for k in range(moves):
+    for _ in range(moves):
         a, b = _chosen(o, length)
         if a == b:
             continue
         _shift(t, a, b)
-        heat = hot * (cool / hot) ** (k / moves)
         limit = o.numbers[0] - int(heat * np.log(1.0 - np.random.random()))
-        value = _timed(o, limit, spans)
+        value = timed(o, limit, spans)
         if value == MISFIT or value > limit:
             _shift(t, b, a)
             continue
@@ -219,7 +215,7 @@ def _critical_path(o: RankOrders) -> int:
 
 
 @kernel
-def _timed(o: RankOrders, limit: int, spans: bool) -> int:
+def timed(o: RankOrders, limit: int, spans: bool) -> int:
     """Compute the starts of all passes and what they wait for. Returns the value, µs: some value above the limit if it is,
     and `MISFIT` if the orders wait for each other in a circle or exceed the memory."""
     t, ranks = o.t, len(o.first) - 1
@@ -229,11 +225,11 @@ def _timed(o: RankOrders, limit: int, spans: bool) -> int:
     o.at[:], o.held[:], o.taken_time[:], o.taken_pass[:] = o.first[:-1], 0, 0, -1
     o.low[:], o.high[:] = o.first[:-1], o.first[:-1]
     for r in range(ranks):
-        o.waiting[r] = r
+        o.ready[r] = r
     count, done, value = ranks, 0, 0
     while count > 0:
         count -= 1
-        r = o.waiting[count]
+        r = o.ready[count]
         begin = o.at[r]
         while o.at[r] < o.first[r + 1] and t.passes[t.order[o.at[r]]].waiting == 0:
             i = t.order[o.at[r]]
@@ -249,7 +245,7 @@ def _timed(o: RankOrders, limit: int, spans: bool) -> int:
                 other.waiting -= 1
                 rank = t.streams[other.stream].rank
                 if other.waiting == 0 and rank != r and o.at[rank] == other.place:
-                    o.waiting[count] = rank
+                    o.ready[count] = rank
                     count += 1
         done += o.at[r] - begin
     if done < len(t.order):
