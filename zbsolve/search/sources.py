@@ -41,7 +41,7 @@ MAKESPAN_SOLVER = "makespan search"
 ANEW_SHARE, ANEW_DECODINGS, ANEW_PASSES, APART = 0.25, 2_000, 1_000, 104_729
 ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "one microbatch after the other"
-ORDERS_SOLVER, HOT, WARM = "annealed orders", 0.017, 0.017  # first temperatures, as shares of the value: in turn, at the end
+ORDERS_SOLVER, HOT, WARM = "annealed orders", 0.017, 0.03  # first temperatures, as shares of the value: in turn, at the end
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
 POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4

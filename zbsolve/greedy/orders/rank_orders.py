@@ -27,11 +27,8 @@ SECONDS_PER_MOVED_PASS = 2.5e-8  # the time of one move is this times the passes
 SECONDS_AT_ONCE = 0.05
 SECONDS_PER_PASS = 2e-5  # of making a schedule of an order, about
 COOLED = 0.01  # the last temperature over the first
-FAR, NEAR, BEYOND = (
-    16,
-    24,
-    12,
-)  # places that a pass is shifted; distance from the critical path; places beyond the other pass
+# In places: how far a pass is shifted, how near to the critical path it is, and how far behind or before the other it goes.
+FAR, NEAR, BEYOND = 16, 24, 12
 TRIES = 50  # to find a possible move
 NEVER, MISFIT = 1 << 60, -1  # MISFIT: in place of a value, if the orders fit in no time
 
@@ -41,10 +38,11 @@ class RankOrders(NamedTuple):
 
     t: tables of the passes; t.order has all passes, rank after rank, and places and heads in `t.passes` go with it. first:
     the first place of each rank, and the end, shape (ranks + 1,). best: the best order. numbers: the value of t.order and of
-    `best`, µs. By pass: waits_for, the pass whose end lets it begin (or whose start: the one that took memory before it), −1:
-    none. Scratch: path; freed_time and freed_pass, what of each rank's memory is free again and was not taken yet, the
-    earliest first, from place `low` to `high`. By stream: since when it is free, and its last pass. By rank: at, the next
-    place; held, bytes; when and by which pass memory was taken last; ready, ranks that may go on."""
+    `best`, µs. By pass: waits_for, the pass whose end lets it begin (or whose start: the one that took memory before it), or
+    −1; path, the critical path, its last pass first; freed_time and freed_pass, by rank from place `low` to `high`: memory
+    that is free again and was not taken yet, the earliest first. By stream: since when it is free, and its last pass. By
+    rank: at, its next place; held, bytes; when and by which pass memory was taken last; begins and ends, µs; ends_with, its
+    last pass; ready, the ranks that can go on."""
 
     t: OrderTables
     first: Ints
@@ -60,6 +58,9 @@ class RankOrders(NamedTuple):
     held: Ints
     taken_time: Ints
     taken_pass: Ints
+    begins: Ints
+    ends: Ints
+    ends_with: Ints
     ready: Ints
     low: Ints
     high: Ints
@@ -77,9 +78,8 @@ def orders_of(schedule: Schedule) -> RankOrders:
     t, problem = tables_of(schedule), schedule.problem
     by_start = np.argsort(moments_in(schedule.timeline()).start)
     first, order = compressed_rows(problem.passes.rank[by_start], problem.ranks, by_start)
-    by_pass, by_stream, by_rank = (
-        np.zeros((k, n), np.int64) for k, n in ((4, len(order)), (2, len(t.streams)), (7, problem.ranks))
-    )
+    sizes = ((4, len(order)), (2, len(t.streams)), (10, problem.ranks))
+    by_pass, by_stream, by_rank = (np.zeros(shape, np.int64) for shape in sizes)
     orders = RankOrders(t, first, order.copy(), np.full(2, NEVER), *by_pass, *by_stream, *by_rank)
     _set(orders)
     return orders
@@ -90,7 +90,7 @@ def _set(orders: RankOrders) -> None:
     t = orders.t
     t.order[:] = orders.best
     t.passes["place"][t.order] = np.arange(len(t.order))
-    orders.numbers[:] = timed(orders, NEVER, t.span)
+    orders.numbers[:] = timed(orders, NEVER)
 
 
 def schedule_of(problem: Problem, orders: RankOrders) -> Schedule:
@@ -129,8 +129,8 @@ def annealed_orders(
 def anneal(o: RankOrders, moves: int, heat: float, seed: int) -> None:
     """Try so many moves of the order in the tables, at this temperature, µs, and keep the best order."""
     np.random.seed(seed)
-    t, spans = o.t, o.t.span
-    o.numbers[0] = timed(o, NEVER, spans)
+    t = o.t
+    o.numbers[0] = timed(o, NEVER)
     length = _critical_path(o)
     for _ in range(moves):
         a, b = _chosen(o, length)
@@ -138,7 +138,7 @@ def anneal(o: RankOrders, moves: int, heat: float, seed: int) -> None:
             continue
         _shift(t, a, b)
         limit = o.numbers[0] - int(heat * np.log(1.0 - np.random.random()))
-        value = timed(o, limit, spans)
+        value = timed(o, limit)
         if value == MISFIT or value > limit:
             _shift(t, b, a)
             continue
@@ -172,14 +172,12 @@ def _chosen(o: RankOrders, length: int) -> tuple[int, int]:
             continue
         low, high, way = o.first[rank], o.first[rank + 1] - 1, np.random.randint(4)
         a, b = (early.place, late.place) if way == 1 else (late.place, early.place)
-        step = 1 if a < b else -1
         if way < 2:
-            b += step * np.random.randint(BEYOND) * np.random.randint(2)
+            beyond = np.random.randint(BEYOND) * np.random.randint(2)
+            b = max(low, b - beyond) if b < a else min(high, b + beyond)
         else:
             a += (np.random.randint(2 * NEAR + 1) - NEAR) * (way - 2)
-            b = a + (1 + np.random.randint(FAR)) * (1 if np.random.randint(2) == 0 else -1)
-        if way < 2:
-            b = min(max(b, low), high)
+            b = a + (1 + np.random.randint(FAR)) * (1 - 2 * np.random.randint(2))
         if min(a, b) < low or max(a, b) > high or a == b:
             continue
         lane, step = t.passes[t.order[a]].lane, 1 if a < b else -1
@@ -193,20 +191,8 @@ def _chosen(o: RankOrders, length: int) -> tuple[int, int]:
 
 @kernel
 def _critical_path(o: RankOrders) -> int:
-    """Fill `path` with the passes that decide the value, the last first, and return their number."""
-    t, last, most = o.t, -1, -1
-    for r in range(len(o.first) - 1):
-        end, start = 0, NEVER
-        ends_with = -1
-        for k in range(o.first[r], o.first[r + 1]):
-            row = t.passes[t.order[k]]
-            start = min(start, row.head)
-            if row.head + row.duration > end:
-                end, ends_with = row.head + row.duration, t.order[k]
-        value = end - start if t.span else end
-        if value > most:
-            most, last = value, ends_with
-    length = 0
+    """Fill `path` with the passes that decide the value, and return their number."""
+    last, length = o.ends_with[np.argmax(o.ends - o.begins * o.t.span)], 0
     while last >= 0:
         o.path[length] = last
         length += 1
@@ -215,31 +201,30 @@ def _critical_path(o: RankOrders) -> int:
 
 
 @kernel
-def timed(o: RankOrders, limit: int, spans: bool) -> int:
+def timed(o: RankOrders, limit: int) -> int:
     """Compute the starts of all passes and what they wait for. Returns the value, µs: some value above the limit if it is,
     and `MISFIT` if the orders wait for each other in a circle or exceed the memory."""
-    t, ranks = o.t, len(o.first) - 1
+    t = o.t
     for i in range(len(t.order)):
         t.passes[i].waiting = t.passes[i].in_last - t.passes[i].in_first
-    o.free[:], o.last[:] = 0, -1
-    o.at[:], o.held[:], o.taken_time[:], o.taken_pass[:] = o.first[:-1], 0, 0, -1
-    o.low[:], o.high[:] = o.first[:-1], o.first[:-1]
-    for r in range(ranks):
-        o.ready[r] = r
-    count, done, value = ranks, 0, 0
+    o.free[:], o.last[:], o.held[:], o.taken_time[:], o.taken_pass[:] = 0, -1, 0, 0, -1
+    o.at[:], o.low[:], o.high[:], o.begins[:], o.ends[:] = o.first[:-1], o.first[:-1], o.first[:-1], NEVER, 0
+    count, done = 0, 0
+    for r in range(len(o.at)):
+        if o.first[r] < o.first[r + 1] and t.passes[t.order[o.first[r]]].waiting == 0:
+            o.ready[count] = r
+            count += 1
     while count > 0:
         count -= 1
         r = o.ready[count]
-        begin = o.at[r]
         while o.at[r] < o.first[r + 1] and t.passes[t.order[o.at[r]]].waiting == 0:
             i = t.order[o.at[r]]
-            end = _begun(o, i, r)
-            if end < 0:
+            if not _begun(o, i, r):
                 return MISFIT
-            value = max(value, end)
-            if value > limit and not spans:
-                return value
+            if o.ends[r] - o.begins[r] * t.span > limit:
+                return int(o.ends[r] - o.begins[r] * t.span)
             o.at[r] += 1
+            done += 1
             for x in range(t.passes[i].out_first, t.passes[i].out_last):
                 other = t.passes[t.links[x].other]
                 other.waiting -= 1
@@ -247,28 +232,12 @@ def timed(o: RankOrders, limit: int, spans: bool) -> int:
                 if other.waiting == 0 and rank != r and o.at[rank] == other.place:
                     o.ready[count] = rank
                     count += 1
-        done += o.at[r] - begin
-    if done < len(t.order):
-        return MISFIT
-    return _span(o) if spans else value
+    return int((o.ends - o.begins * t.span).max()) if done == len(t.order) else MISFIT
 
 
 @inner_kernel
-def _span(o: RankOrders) -> int:
-    """The longest window of a rank, µs."""
-    t, most = o.t, 0
-    for r in range(len(o.first) - 1):
-        start, end = NEVER, 0
-        for k in range(o.first[r], o.first[r + 1]):
-            row = t.passes[t.order[k]]
-            start, end = min(start, row.head), max(end, row.head + row.duration)
-        most = max(most, end - start)
-    return most
-
-
-@inner_kernel
-def _begun(o: RankOrders, i: int, r: int) -> int:
-    """Start pass i, the next one of rank r, as early as possible. Returns its end, µs; −1 if it does not fit."""
+def _begun(o: RankOrders, i: int, r: int) -> bool:
+    """Start pass i, the next one of rank r, as early as possible. Returns False if it does not fit."""
     t, row = o.t, o.t.passes[i]
     start, waits_for = o.free[row.stream], o.last[row.stream]
     for x in range(row.in_first, row.in_last):
@@ -282,7 +251,7 @@ def _begun(o: RankOrders, i: int, r: int) -> int:
         o.held[r] += row.taken
         while o.held[r] > t.streams[row.stream].capacity:
             if o.low[r] == o.high[r]:
-                return -1
+                return False
             if o.freed_time[o.low[r]] > start:
                 start, waits_for = o.freed_time[o.low[r]], o.freed_pass[o.low[r]]
             o.held[r] -= t.passes[o.freed_pass[o.low[r]]].freed
@@ -290,7 +259,9 @@ def _begun(o: RankOrders, i: int, r: int) -> int:
         o.taken_time[r], o.taken_pass[r] = start, i
     row.head, o.waits_for[i] = start, waits_for
     end = start + row.duration
-    o.free[row.stream], o.last[row.stream] = end, i
+    o.free[row.stream], o.last[row.stream], o.begins[r] = end, i, min(o.begins[r], start)
+    if end > o.ends[r]:
+        o.ends[r], o.ends_with[r] = end, i
     if row.freed > 0:
         at = o.high[r]
         while at > o.low[r] and o.freed_time[at - 1] > end:
@@ -298,4 +269,4 @@ def _begun(o: RankOrders, i: int, r: int) -> int:
             at -= 1
         o.freed_time[at], o.freed_pass[at] = end, i
         o.high[r] += 1
-    return int(end)
+    return True
