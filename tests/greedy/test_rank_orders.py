@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zbsolve import Problem, Schedule, pipeline, verify
-from zbsolve.build import Host, with_offload
+from zbsolve.build import with_offload
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.orders.rank_orders import annealed_orders, ordered_by_rank, orders_of, schedule_of
 from zbsolve.util.clock import Clock
