@@ -66,10 +66,12 @@ def test_a_hint_at_bound_is_given_once_and_not_once_it_is_proven(measured, tmp_p
         said = capsys.readouterr().out
         assert said.endswith(f"; not proven here {hint}\n")
         assert said.count("--bound") == said.count("file says") == 1
-        assert main(["check", out, "--bound"]) == 0
-        said = capsys.readouterr().out
-        assert "proven optimal" in said
-        assert "file says" not in said
+        for more in ([], ["-o", out]):
+            assert main(["check", out, "--bound", "--seconds", "5", *more]) == 0
+            said = capsys.readouterr().out
+            assert "proven optimal" in said
+            assert "file says" not in said
+            assert said.count("\nproven ") == 1
 
 
 def test_check_fails_and_names_the_pass(measured, tmp_path, capsys):

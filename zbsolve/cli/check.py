@@ -81,14 +81,14 @@ def command(options: argparse.Namespace) -> int:
     proofs, began, stated = list[str](), time.monotonic(), schedule.certificate
     if options.bound and not violations and stated is not None:
         proof = proven_again(schedule, stated, options.seconds)
+        violations = () if isinstance(proof, str) else (proof,)
         if isinstance(proof, str):
             proofs, schedule = [f"proven again: {proof}"], schedule.certified(replace(stated, proof=proof))
-        else:
-            violations = (proof,)
     if options.bound and not violations and (schedule.certificate is None or options.output):
         schedule = _prove(schedule, max(options.seconds - (time.monotonic() - began), MIN_SECONDS))
-        assert schedule.certificate is not None
-        proofs.append(f"proven now: {schedule.certificate.proof}")
+        best = schedule.certificate
+        assert best is not None
+        proofs += [f"proven now: {best.proof}"] * (f"proven again: {best.proof}" not in proofs)
         if options.output:
             schedule.save(options.output)
     rows = [{"rule": v.rule, "passes": list(v.passes), "text": v.text} for v in violations]
