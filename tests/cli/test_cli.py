@@ -55,6 +55,25 @@ def test_pipes(measured):
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+def test_a_hint_at_bound_is_given_once_and_not_once_it_is_proven(measured, tmp_path, capsys):
+    out, hint = str(tmp_path / "schedule.json"), "(check --bound proves it again, if it holds)"
+    assert main(["solve", measured, "--ranks", "2", "--microbatches", "4", "-o", out]) == 0
+    found = Schedule.load(out)
+    for certificate in (found.certificate, found.certificate.unchecked()):
+        found.certified(certificate).save(out)
+        capsys.readouterr()
+        assert main(["check", out]) == 0
+        said = capsys.readouterr().out
+        assert said.endswith(f"; not proven here {hint}\n")
+        assert said.count("--bound") == said.count("file says") == 1
+        for more in ([], ["-o", out]):
+            assert main(["check", out, "--bound", "--seconds", "5", *more]) == 0
+            said = capsys.readouterr().out
+            assert "proven optimal" in said
+            assert "file says" not in said
+            assert said.count("\nproven ") == 1
+
+
 def test_check_fails_and_names_the_pass(measured, tmp_path, capsys):
     out = tmp_path / "schedule.json"
     assert main(["solve", measured, "--ranks", "2", "--microbatches", "8", "--method", "1f1b", "-o", str(out)]) == 0

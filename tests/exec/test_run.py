@@ -128,7 +128,7 @@ def test_lengths_and_gpus_that_a_run_does_not_use_are_named(monkeypatch: pytest.
     assert "number 1 is the longest, 3.00 times the shortest" in unlike_lengths(plain.scaled((1, 3, 1, 1), 0))[0]
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     asked = Namespace(device="auto", one_device=None)
-    assert "WARNING: on the CPU: 1 GPU for more ranks" in gpus_not_used(asked, {})[0]
+    assert "WARNING: this ran on the CPU: torch sees 1 GPU, fewer than this machine's ranks" in gpus_not_used(asked, {})[0]
     assert gpus_not_used(asked, {"on": "cuda:0"}) == gpus_not_used(Namespace(device="cpu", one_device=None), {}) == []
 
 

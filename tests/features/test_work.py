@@ -306,7 +306,7 @@ def test_steps_made_anew_keep_its_times_or_say_that_they_cannot() -> None:
         (Work(0, 0), "work 0: time and bytes"),
         (Work(0, 5, before=0, after=0), "work 0: its latest moment, before stage 0, lies before its earliest, after 0"),
         (Work(0, 5, before=1), "work 0: stage 1 does not lie on rank 0"),
-        (Work(None, 5, before=0), "work 0: with before, after or held it needs its rank; work on any"),
+        (Work(None, 5, before=0), "work 0: before, after and held need a rank; work on any rank"),
         (Work((0, 7), 5), "work 0: there is no rank 7"),
         (Work(0, (5, 6), 3), "work 0: 3 pieces: 1 to 10000 are possible, and as many as there are times"),
         (Work(0, 5, None), "work 0: how many pieces fit is open"),

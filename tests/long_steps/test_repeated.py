@@ -253,6 +253,10 @@ def test_rounds_may_drift_and_then_wait_for_each_other() -> None:
             whole = replace(long, microbatches=long.few + rounds * long.round.every)
             assert verify(whole.unrolled().problem, whole.unrolled()) == ()
             assert whole.unrolled().timeline().value <= value_of_whole(whole)
+        whole = replace(long, microbatches=long.few + 1_000_000 * long.round.every)
+        shown = schedule_to_show(whole, "x.json")
+        left_out = (whole.microbatches - shown.problem.microbatches) // long.round.every * long.round.period
+        assert value_of_whole(whole) == shown.timeline().value + left_out
         found += 1
     assert found >= 5
 

@@ -11,7 +11,7 @@ import pytest
 
 from zbsolve import BadInput, Infeasible, Profile, Schedule, Step
 from zbsolve.cli import main
-from zbsolve.profile.given import given_profile, stage_columns, values
+from zbsolve.profile.given import given_profile, stage_columns, values, words_of
 from zbsolve.profile.named_steps import step_for
 
 BY_HAND: dict[str, Any] = {
@@ -188,6 +188,11 @@ def test_all_numbers_in_a_table_or_as_words(tmp_path: Path) -> None:
     assert (found.model, found.rank_factors, found.states, found.host.ranks) == ("mine", (1, 1.5), 4, 1)
     assert (found.host.d2h, found.host.d2h_both, found.link.bytes_per_us) == (25_000, 20_000, 50_000)
     assert (found.link.blocking, [one.F for one in found.layers]) == (True, [1000, 2000])
+
+
+def test_a_number_may_be_longer_than_a_file_name_can_be() -> None:
+    many = ",".join(["1ms"] * 100)
+    assert words_of([f"F={many}"], {}) == {"F": many}
 
 
 def test_too_few_numbers_say_how_to_give_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

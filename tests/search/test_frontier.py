@@ -246,8 +246,11 @@ def test_curves_of_what_stages_keep(tmp_path: Path) -> None:
     assert "On the device's 400 B: keep only " in text
     small = replace(found, frontiers={name: replace(one, device=1) for name, one in found.frontiers.items()})
     assert "On the device's 1 B: none of them fits; the bound " in frontier_as_text(small)
-    for ending in ("json", "svg", "html"):
+    for ending in ("json", "svg", "html", "5b"):  # a number's dot begins no ending
         save_frontier(found, tmp_path / f"c.{ending}")
+    assert (tmp_path / "c.5b").read_text() == (tmp_path / "c.json").read_text()
+    with pytest.raises(BadInput, match=r"c.svg.gz: unknown ending"):
+        save_frontier(found, tmp_path / "c.svg.gz")
     body = json.loads((tmp_path / "c.json").read_text())
     assert body["frontiers"]["both"]["points"][0]["memory"] == found.frontiers["both"].points[0].memory
     root = ElementTree.fromstring((tmp_path / "c.svg").read_text())

@@ -174,7 +174,7 @@ def _faults(problem: Problem, works: Sequence[Work], number: int) -> Iterator[tu
     ranks, pieces, timed = set(work.ranks(problem)), work.pieces or 0, not isinstance(work.time, int)
     yield work.pieces is None, "how many pieces fit is open: zbsolve solve and work_room say it"
     bound = moments != (None, None) or work.held != 0
-    yield work.chosen and bound, "with before, after or held it needs its rank; work on any may take what it makes"
+    yield work.chosen and bound, "before, after and held need a rank; work on any rank may take what this makes"
     for rank in {*ranks, *work.homes}:
         yield not 0 <= rank < problem.ranks, f"there is no rank {rank} (they are 0 to {problem.ranks - 1})"
     wrong = not 1 <= pieces <= MOST_PIECES or (timed and pieces not in (1, len(work.times)))

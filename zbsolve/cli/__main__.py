@@ -1,4 +1,4 @@
-"""`python -m zbsolve.cli`, which scripts use."""
+"""`python -m zbsolve.cli`, the earlier name of `python -m zbsolve`."""
 
 from .app import entry_point
 

@@ -29,7 +29,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="BASE", help="base.json: exit 1 if something is worse than there")
     add_search_limits(parser, 10.0, "seconds to search at most, a problem and repeat", "results")
     add_workers(parser)
-    parser.add_argument("--repeats", type=int, default=3, help="times each problem is solved; 3 or more compare times too")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each problem; from 3 on, their times are compared")
     parser.add_argument("--method", default="auto", help="as in solve")
     parser.add_argument("--json", action="store_true", help="results (or what changed) as JSON on standard output")
     parser.add_argument("-o", "--output", help="now.json, or - for standard output")

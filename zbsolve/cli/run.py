@@ -164,7 +164,7 @@ def gpus_not_used(options: argparse.Namespace, facts: dict[str, Any]) -> list[st
     if options.device != "auto" or options.one_device or facts.get("on", "cpu") != "cpu" or not device_count():
         return []
     have = plural(GPU=device_count())
-    return [f"WARNING: on the CPU: {have} for more ranks on this machine; --share-gpus takes what each rank sees"]
+    return [f"WARNING: this ran on the CPU: torch sees {have}, fewer than this machine's ranks; --share-gpus uses these"]
 
 
 def _lines(predicted: Any, trace: Any, crowded: bool) -> Iterator[str]:

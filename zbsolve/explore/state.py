@@ -252,7 +252,7 @@ class _State:
         if self.slow_part > self.ranks:
             raise BadInput(f"slow_part: the model has {self.ranks} parts, one a rank; there is no part {self.slow_part}")
         if self.partition not in SEARCHED and not re.fullmatch(r"\d{1,6}(,\d{1,6})*", self.partition):
-            raise BadInput(f"partition: '{self.partition[:40]}' is none of {', '.join(SEARCHED)}, nor layers as 5,5,6,4")
+            raise BadInput(f"partition: '{self.partition[:40]}' is none of {', '.join(SEARCHED)}, nor layers like 5,5,6,4")
         parse_routes(self.placement, self.ranks)
 
     @property

@@ -20,8 +20,8 @@ i < n⁻ + c k, the pass, all that it waits for, and the pass before it on its r
 these have the starts of microbatch i − k in the shorter order plus P µs: all are in the second copy or later, or behind the
 copies. One of both cases applies, as n⁺ + 2 k ≤ n⁻ + c k by condition 3. A pass of the new copy waits for its like of the
 copy before, as that did for its own. A pass waits for nothing else: edges stay within a microbatch, and memory delays a pass
-only through the order. A round takes as many bytes as it frees, so each copy begins
-with the same bytes held; and with one stream a rank, the order alone decides what is held.
+only through the order. A round takes as many bytes as it frees, so each copy begins with the same bytes held; and with one
+stream a rank, the order alone decides what is held.
 """
 
 from __future__ import annotations

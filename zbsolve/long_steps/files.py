@@ -193,7 +193,7 @@ def schedule_to_show(long: RepeatedSchedule, where: str) -> Schedule:
     start = checked_starts(long)
     part = next(filter(None, (_with_copies(long, copies, start) for copies in range(1, long.round.copies + 1))))
     check_unrolled(part, where)
-    shown, whole = part.sample(), long.certificate
+    shown, whole = part.sample(earliest_starts(part.one, part.few, part.order, part.round)), long.certificate
     return shown if whole is None else shown.certified(replace(whole, objective=f"the whole step's {whole.objective}"))
 
 

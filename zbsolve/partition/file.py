@@ -54,7 +54,7 @@ class Partition:
             asked = "/".join(map(describe, routes))
             raise BadInput(f"{self.where}: it is for placement '{self.placement}', not '{asked}'")
         if len(self.layers) != len(routes[0]):
-            raise BadInput(f"{self.where}: it has {len(self.layers)} stages, not {len(routes[0])} (submeshes: a rank each)")
+            raise BadInput(f"{self.where}: it has {len(self.layers)} stages, not {len(routes[0])} (a submesh is one rank)")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partition:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 from ..features.lengths import MICROBATCH, SEQUENCES
@@ -93,7 +93,7 @@ def words_of(words: Sequence[str], given: Words) -> dict[str, str | Sequence[str
     numbers: dict[str, str | Sequence[str]] = dict(given)
     for word in words:
         name, equals, value = word.partition("=")
-        number = equals and not Path(word).exists()  # (an unknown one is refused with its name)
+        number = equals and not os.path.exists(word)  # False also of a word that is too long for a path
         for key, cells in ({name: value} if number else _table(word)).items():
             if key.replace("_", "-") in numbers:
                 raise BadInput(f"{key}: it is given twice{'' if number else f', also in {word}'}")

@@ -124,8 +124,7 @@ def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, sea
     bound = Bound(stated.bound, stated.proof, stated.relaxation, stated.ranks)
     again = recheck(schedule.problem, bound, seconds, search=search)
     if again.value < stated.bound:
-        text = f"bound {stated.bound} µs is not proven again; {again.value} µs is ({again.proof})"
-        return Violation("bound", (), text)
+        return Violation("bound", (), f"{stated.bound} µs is not proven again; {again.value} µs is ({again.proof})")
     problem, swapped = schedule.problem, out_of_order(schedule)
     if swapped and problem.ordered and stated.bound > problem.work:
         text = f"{swapped[0]} runs before {swapped[1]}, and bounds of this problem are about microbatches in order"

@@ -38,7 +38,7 @@ from .solver import ready, solve
 EVERY = (1, 2, 3, 4, 6, 8, 12)  # round sizes that are tried, in microbatches
 MULTIPLE = 24  # a multiple of all these sizes
 MAX_MULTIPLE = 512  # where the common multiple of MULTIPLE and the ranks is larger, lengths are chosen by MULTIPLE alone
-NEAR = 2e-4  # starts that drift by more of a round's period may do so less in a longer order
+NEAR = 2e-4  # of a round's period: starts that drift by more may drift less in a longer order
 SECONDS_PER_SHOWN_PASS = 2e-6  # the worst time of decoding; with less time left it does not begin
 
 Progress = Callable[[str], None]

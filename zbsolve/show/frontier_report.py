@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import PurePath
 from typing import NamedTuple
 
 from ..search.keeping import Curves
 from ..search.memory_limits import Point
 from ..search.pareto import Frontier
-from ..util.files import write_text
+from ..util.files import ending_of, write_text
 from ..util.text import aligned, format_bytes, format_gap, format_time, plural, printable, time_unit, times_note
 from .pages import picture, render
 from .pictures.drawing import USUAL, Drawing, Style, to_svg
@@ -51,7 +50,7 @@ def save_frontier(frontier: Frontier | Curves, path: str | os.PathLike[str], sty
     """Write frontiers as `.json`, `.html`, or in this style as a picture; `-`: JSON on standard output. Raises BadInput."""
     if str(path).endswith(".html"):
         write_text(path, frontier_as_page(frontier))
-    elif PurePath(path).suffix in ("", ".json", ".gz"):
+    elif ending_of(str(path)) in ("", ".json"):
         frontier.save(path)
     else:
         save_drawing(report_of(frontier).drawing(style), path)

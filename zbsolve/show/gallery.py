@@ -66,9 +66,9 @@ def exhibits(ranks: int = 4, microbatches: int = 8) -> tuple[tuple[Exhibit, ...]
     no schedule for it. Raises BadInput for less than one rank or microbatch, and for too many."""
     if ranks < 1 or microbatches < 1:
         raise BadInput(f"systems: at least 1 rank and 1 microbatch are needed, got {ranks} and {microbatches}")
-    if (size := ranks * max(microbatches, STEADY_ROUNDS * ranks)) > MAX_SIZE:
-        at_most = f"{ranks} ranks and {microbatches} microbatches make {size} of both multiplied"
-        raise BadInput(f"systems: {at_most} (steady: {STEADY_ROUNDS} a rank), more than a gallery shows ({MAX_SIZE})")
+    if ranks * (many := max(microbatches, STEADY_ROUNDS * ranks)) > MAX_SIZE:
+        least = f"for the steady state at least {STEADY_ROUNDS} a rank"
+        raise BadInput(f"systems: {ranks} ranks times {many} microbatches ({least}): more than a gallery shows ({MAX_SIZE})")
     shown, absent = list[Exhibit](), list[Absent]()
     for system in SYSTEMS:
         try:

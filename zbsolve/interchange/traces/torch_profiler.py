@@ -91,7 +91,7 @@ class _File:
         events = self.form.traceEvents
         overlapped = next((event.label for event in events if OVERLAPPED.fullmatch(event.label)), None)
         if overlapped is not None:
-            raise BadInput(f"{self.path}: label {printable(overlapped)}: combined passes are not told apart; run it without")
+            raise BadInput(f"{self.path}: {printable(overlapped)}: combined passes cannot be told apart: run without them")
         labels = {where: [e for e in events if e.cat == where and _place(e)] for where in (ON_HOST, ON_DEVICE)}
         if on_device := labels[ON_DEVICE] or self._captured:
             streams: dict[int | str, float] = {}
