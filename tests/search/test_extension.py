@@ -16,7 +16,7 @@ from zbsolve.greedy.decoding import decode
 from zbsolve.problem.placement import mirror
 from zbsolve.search import finder
 from zbsolve.search.certify import work_bound
-from zbsolve.search.extension import extended, sizes_of, targets_cut_by_time, worth_more
+from zbsolve.search.extension import extended, sizes_of, targets_cut_by_time
 from zbsolve.search.finder import find, search_of
 from zbsolve.search.sources import Search
 from zbsolve.search.state import State
@@ -103,13 +103,6 @@ def test_only_steps_whose_microbatches_repeat_are_extended() -> None:
     assert sizes_of(tight(24).scaled([1.0, 1.1] * 12)) == []
     assert sizes_of(with_all_to_all(tight(24), 3, 3)) == []
     assert sizes_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement=mirror(4), microbatches=48)) == []
-
-
-def test_small_problems_of_waves_or_of_few_of_many_microbatches_are_worth_more_than_a_look() -> None:
-    half = pipeline([3] * 8, [4] * 8, [2] * 8, microbatches=24, held_until_B=4, held_until_W=2, capacity=24)
-    assert worth_more(half, 20)
-    assert not worth_more(tight(24), 20)
-    assert worth_more(tight(64), 20)
 
 
 @pytest.mark.parametrize("effort", [0.05, 0.4])

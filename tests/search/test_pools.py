@@ -9,8 +9,7 @@ import pytest
 
 from zbsolve import Infeasible, Problem, Schedule, pipeline, solve, verify
 from zbsolve.build import Host, with_offload
-from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
-from zbsolve.greedy.lists.serial_orders import one_after_another
+from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule, one_after_another
 from zbsolve.greedy.syncs import pools_with_syncs
 from zbsolve.util.errors import NotFound
 

@@ -78,7 +78,6 @@ def _in_turn(problem: Problem, rows: Ints, start: Ints) -> None:
 
 
 LITTLE = 0.01  # of a rank's capacity: so much memory of side passes may be ignored
-ROOMS = (1.0, 0.5, 0.0)  # shares of side passes' memory that are left for them, beside their largest lane
 
 
 def without_side_streams(problem: Problem) -> Problem:
@@ -136,28 +135,27 @@ def in_their_place(problem: Problem) -> tuple[Ints, Ints, Ints]:
     return held[known], taker[known], freer[known]
 
 
-def with_room_for_them(problem: Problem, share: float) -> Problem | None:
-    """`without_side_streams`, with memory left for side passes: on each rank for the largest of their lanes, and for this
-    share of the other lanes. Bytes that other passes hold in their place do not count. None if no memory remains."""
-    plain, room = without_side_streams(problem), room_beside(problem, share)
+def with_room_for_them(problem: Problem) -> Problem | None:
+    """`without_side_streams`, with memory left for side passes: on each rank for all of their lanes. Bytes that other passes
+    hold in their place do not count. None if no memory remains."""
+    plain, room = without_side_streams(problem), room_beside(problem)
     if room is None:
         return plain
     return None if room.min() < 0 else replace(plain, capacity=tuple(room.tolist()))
 
 
-def room_beside(problem: Problem, share: float) -> Ints | None:
+def room_beside(problem: Problem) -> Ints | None:
     """Bytes of each rank that remain for other passes then, shape (ranks,); negative: too few. None: memory has no limit."""
     if problem.capacity is None:
         return None
-    most, total = _beside(problem, problem.taken, _alone(problem)[1])
-    return np.array(problem.capacity) - most - np.ceil(share * (total - most)).astype(np.int64)
+    return np.array(problem.capacity) - _beside(problem, problem.taken, _alone(problem)[1])
 
 
 def held_by_others(problem: Problem) -> bool:
     """Whether other passes can hold nearly all bytes of side passes, so that `without_side_streams` counts nearly all."""
     if problem.pools or problem.capacity is None:
         return not problem.pools
-    return bool((_beside(problem, *_alone(problem))[1] <= LITTLE * np.array(problem.capacity)).all())
+    return bool((_beside(problem, *_alone(problem)) <= LITTLE * np.array(problem.capacity)).all())
 
 
 def _alone(problem: Problem) -> tuple[Ints, Ints]:
@@ -168,27 +166,14 @@ def _alone(problem: Problem) -> tuple[Ints, Ints]:
     return taken.astype(np.int64), freed.astype(np.int64)
 
 
-def _beside(problem: Problem, taken: Ints, freed: Ints) -> tuple[Ints, Ints]:
-    """For each rank the most bytes that a lane of side passes takes or frees at once, and the sum over such lanes. taken,
-    freed: bytes of each pass."""
-    most, total = np.zeros(problem.ranks, np.int64), np.zeros(problem.ranks, np.int64)
+def _beside(problem: Problem, taken: Ints, freed: Ints) -> Ints:
+    """For each rank the most bytes that a lane of side passes takes or frees at once, summed over lanes. taken, freed: bytes
+    of each pass."""
+    total = np.zeros(problem.ranks, np.int64)
     for rows in problem.lanes:
         if not problem.computing[rows[0]]:
-            rank = int(problem.passes.rank[rows[0]])
-            size = int(max(taken[rows].max(), freed[rows].max()))
-            total[rank] += size
-            most[rank] = max(most[rank], size)
-    return most, total
-
-
-def rooms_beside(problem: Problem) -> list[float]:
-    """Shares for `with_room_for_them` that are worth trying: those of ROOMS that give different problems."""
-    rooms: list[tuple[float, object]] = []
-    for share in ROOMS:
-        plain = with_room_for_them(problem, share)
-        if plain is not None and all(plain.capacity != other for _, other in rooms):
-            rooms.append((share, plain.capacity))
-    return [share for share, _ in rooms] or [1.0]
+            total[problem.passes.rank[rows[0]]] += max(taken[rows].max(), freed[rows].max())
+    return total
 
 
 def with_side_streams(problem: Problem, schedule: Schedule, timeline: Timeline | None = None) -> Schedule:
@@ -245,7 +230,7 @@ def _in_one_row(problem: Problem, orders: dict[str, Ints], row: Moments, moved: 
         for stream, rows in problem.members.items()
         if stream not in orders
     }
-    return synced(problem, orders | others, moved, syncs)
+    return synced(problem, moved, orders | others, syncs)
 
 
 def behind_collectives(problem: Problem) -> Ints:

@@ -194,7 +194,7 @@ def with_syncs(schedule: Schedule) -> Schedule:
     must be valid by its own timeline, which does not change."""
     if not pools_with_syncs(schedule.problem):
         return schedule
-    return synced(schedule.problem, schedule.sequences, moments_in(schedule.timeline()), schedule.syncs)
+    return synced(schedule.problem, moments_in(schedule.timeline()), schedule.sequences, schedule.syncs)
 
 
 def slowing(problem: Problem) -> Bools:
@@ -229,8 +229,11 @@ def with_waits(schedule: Schedule, clock: Clock | None = None) -> Schedule:
     return best
 
 
-def synced(problem: Problem, sequences: Mapping[str, Ints], row: Moments, syncs: Names = ()) -> Schedule:
-    """The schedule with these orders, and with the syncs that keep to the memory of `row`, in which it must fit."""
+def synced(problem: Problem, row: Moments, sequences: Mapping[str, Ints] | None = None, syncs: Names = ()) -> Schedule:
+    """The schedule with these orders, and with the syncs that keep to the memory of `row`, in which it must fit. None: the
+    orders of starts in `row`."""
+    if sequences is None:
+        sequences = {stream: rows[np.argsort(row.start[rows])] for stream, rows in problem.members.items()}
     pools = pools_with_syncs(problem)
     if not pools:
         return Schedule.of(problem, sequences, syncs)

@@ -6,14 +6,14 @@ fraction, and the ramps are the same. The repeated times are only targets, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import numpy as np
 
 from ..greedy.arrays.microbatch import MicrobatchGraph, microbatch_graph
 from ..greedy.blocks.block_arms import RULES
-from ..greedy.blocks.building_block import microbatches_in_flight, microbatches_in_memory
+from ..greedy.blocks.building_block import microbatches_in_flight
 from ..greedy.decoding import SECONDS_PER_DECODED_PASS, decode, to_schedule
 from ..problem import Ints, Problem
 from ..schedule import Schedule
@@ -23,8 +23,7 @@ from .state import State
 # for steps of more than SHORT_STEP passes in which none of SIZES is small enough.
 SIZES, LEAST, SHORT_STEP = (2.5, 2.0, 3.0, 2.25), (1.5,), 400
 MAX_SIZE_SHARE = 0.85  # of the microbatches: a larger problem saves too little
-SEARCH_SHARES = 0.06, 0.08  # of all time: for one small problem; for one that is worth more (`worth_more`)
-WORTH_SHARE = 1 / 3  # of the microbatches: up to so many, a small problem is worth more
+SEARCH_SHARE = 0.08  # of all time, for one small problem
 MIN_DECODINGS = 2_000  # if the time allows fewer decodings, it is better spent on blocks
 CUTS = 16  # parts of a small schedule that are tried as the steady state; the first few are usually the best
 CUT_RULES = (RULES[2], RULES[1], RULES[0])
@@ -46,33 +45,19 @@ def sizes_of(problem: Problem) -> list[int]:
     return usual or (least if len(problem.passes) > SHORT_STEP else [])
 
 
-def worth_more(problem: Problem, few: int) -> bool:
-    """Whether the problem of `few` microbatches is worth more than a short look: if `few` is a small part of all, or if each
-    rank has one stage and little memory. Otherwise searches of the whole problem find more in the same time."""
-    graph = microbatch_graph(problem)
-    full = graph is not None and microbatches_in_memory(graph) <= microbatches_in_flight(graph)
-    return (full and problem.stages == problem.ranks) or few <= WORTH_SHARE * problem.microbatches
-
-
-def extended(state: State, search: Search) -> Generator[None, None, int]:
-    """Offer schedules of small problems with their steady states repeated, one size after the other as long as that gains,
-    and two sizes at least where they are worth more. search: solves a small problem, step by step. Returns the size,
-    in microbatches, to search on beside other sources; 0: none."""
+def extended(state: State, search: Search) -> Iterator[None]:
+    """Offer schedules of small problems with their steady states repeated, one size after the other as long as that gains.
+    search: solves a small problem, step by step."""
     total = state.clock.left
     few_decodings = total < MIN_DECODINGS * len(state.problem.passes) * SECONDS_PER_DECODED_PASS
-    sizes, best = [] if few_decodings else sizes_of(state.problem), 0
-    for tried, few in enumerate(sizes, 1):
-        before, worth = state.value, worth_more(state.problem, few)
-        yield from repeated(state, few, SEARCH_SHARES[worth] * total, search)
-        gained = state.value != before
-        if worth and (gained or not best):
-            best = few
-        if state.done or (not gained and (tried > 1 or not worth)):
+    for few in [] if few_decodings else sizes_of(state.problem):
+        before = state.value
+        yield from _repeated(state, few, SEARCH_SHARE * total, search)
+        if state.done or state.value == before:
             break
-    return best
 
 
-def repeated(state: State, few: int, seconds: float, search: Search) -> Iterator[None]:
+def _repeated(state: State, few: int, seconds: float, search: Search) -> Iterator[None]:
     """Search the problem of `few` microbatches for so many seconds. Now and then, and at the end, repeat the steady state of
     its best schedule and offer the result."""
     g = microbatch_graph(state.problem)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count, islice, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from ..ilp.bounds.bound import ALL_ORDERS, WHOLE, Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..util.machine import POLL, run_threads
-from .sources import AHEAD, ANEW, FIRST, LAST, TURNS, Arm, Search, anew_seconds, arms_of
+from .sources import AHEAD, ANEW, FIRST, LAST, TURNS, Arm, Search, anew_seconds, arms_of, turns_share
 from .state import LARGE_PASSES, State
 
 if TYPE_CHECKING:
@@ -91,9 +91,6 @@ def milp(state: State, solver: str, seed: int) -> None:
     state.raise_bound(Bound(result.bound, f"milp {solver}: the whole problem", WHOLE))
 
 
-TURNS_SHARE = 0.7  # of the time, for AHEAD, TURNS and ANEW; the rest is for LAST, the tabu search
-
-
 def search_of(state: State, seed: int, early: bool = True) -> Search:
     """A new search. early: try starting policies among the first sources."""
     return Search(state, seed, partial(_search_small, seed=seed), early)
@@ -106,7 +103,8 @@ def quick(search: Search) -> Iterator[None]:
 
 def find(search: Search) -> Iterator[None]:
     """The other sources: AHEAD, TURNS, ANEW and LAST. If LAST ends early, TURNS begin again with another seed."""
-    state, share, search.anew = search.state, search.clock.part(TURNS_SHARE), anew_seconds(search)
+    state, search.anew = search.state, anew_seconds(search)
+    share = search.clock.share(turns_share(search) * search.left)
     if state.enough is None:
         yield from chain.from_iterable(arms_of(AHEAD, search))
     yield from _turns(search, share.left - search.anew)
@@ -125,12 +123,9 @@ def _search_small(state: State, seed: int) -> Iterator[None]:
 
 
 def _turns(search: Search, seconds: float) -> Iterator[None]:
-    """The sources of TURNS, for so many seconds."""
-    search.seconds, arms = seconds, list[Arm]()
-    for arm in arms_of(TURNS, search):
-        arms.append(arm)
-        search.turns = len(arms)
-    yield from _in_turns(search.state, arms)
+    """The sources of TURNS, for so many seconds: of an arm that starts late, less than its own are left."""
+    search.seconds, share = seconds, search.clock.share(seconds)
+    yield from takewhile(lambda _: not share.over, _in_turns(search.state, list(arms_of(TURNS, search))))
 
 
 def _in_turns(state: State, arms: list[Arm]) -> Iterator[None]:

@@ -270,9 +270,9 @@ def search(state: State, method: str, seed: int, solver: str = "cbc") -> None:
         cp(state, seed, clock.left)
     elif method == "auto":
         # First the finder, then the prover with the last part of the effort, then the finder with what remains.
-        keep, steps = PROVER_SHARE * clock.left, find(ours)
+        ours.kept, steps = PROVER_SHARE * clock.left, find(ours)
         for _ in steps:
-            if state.done or clock.left < keep:
+            if state.done or ours.left <= 0:
                 break
         if not state.done:
             prove_until_lost(state, seed)

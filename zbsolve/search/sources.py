@@ -7,7 +7,7 @@ share most of the time, a step each in turn. LAST: what has the rest of the time
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain, takewhile
 from math import inf
@@ -19,33 +19,30 @@ from ..greedy.blocks.block_search import block_schedules
 from ..greedy.blocks.building_block import plain_block
 from ..greedy.blocks.period_search import paced_schedules
 from ..greedy.decoding import SECONDS_PER_DECODED_PASS, DecodeRule, decode, repeated_targets, to_schedule
-from ..greedy.lists.list_scheduler import Policy, deepest_first
+from ..greedy.lists.list_scheduler import Policy, deepest_first, one_after_another
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
-from ..greedy.lists.serial_orders import one_after_another
 from ..greedy.orders.many_starts import better_orders
-from ..greedy.orders.rank_orders import annealed_orders, ordered_by_rank
-from ..greedy.side_stream import held_by_others, rooms_beside
+from ..greedy.orders.rank_orders import SECONDS_PER_MOVED_PASS, annealed_orders, ordered_by_rank
+from ..greedy.side_stream import held_by_others
 from ..greedy.syncs import pools_with_syncs
 from ..problem import Ints, Problem
 from ..schedule import Schedule
 from ..systems.table import presets_of
 from ..util.clock import Clock
-from .extension import extended, repeated
+from .extension import extended
 from .state import BLOCK_SOLVER, LARGE_PASSES, TABU_SOLVER, State
 
 SECONDS_PER_SERIAL_PASS = 4e-5
-MAKESPAN_SHARE, MIN_DECODINGS = 0.1, 10_000  # of the time: the search for the makespan; decodings that the time must allow
-MAKESPAN_SOLVER = "makespan search"
 # Of the time: the search with another seed; decodings that this time must allow; passes at least (fewer were not measured);
 # between the two seeds.
 ANEW_SHARE, ANEW_DECODINGS, ANEW_PASSES, APART = 0.25, 2_000, 1_000, 104_729
 ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "one microbatch after the other"
-ORDERS_SOLVER, HOT, WARM = "annealed orders", 0.017, 0.03  # first temperatures, as shares of the value: in turn, at the end
+ORDERS_SOLVER, MOVES_PER_PASS, FEW_TURNS, TURNS_SHARE = "annealed orders", 40, 0.3, 0.7  # see `turns_share`
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
 POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
-BLOCKS_SHARE = 0.1  # of the time: building blocks before paced ones, for each share of the memory
+BLOCKS_SHARE = 0.1  # of the time: building blocks before paced ones
 # Above MANY_PASSES named orders come before policies, and for a part of the time their starts are decoded by these rules.
 MANY_PASSES, TIMES_SHARE = 4_000, 0.25
 TIMES_RULES = (DecodeRule(2, 0, 2), DecodeRule(2, 8, 1), DecodeRule(1, 8, 2))
@@ -58,9 +55,8 @@ class Search:
     """One search as its sources see it.
 
     seed: of random choices. small: searches a smaller problem, or one with another seed, step by step. early: try starting
-    policies among the first sources. policies: those that were tried. seconds: the time of TURNS together. turns: how many
-    arms these have. anew: seconds for a search with another seed. few: microbatches of the small problem that `FEWER_ON`
-    searches on; 0: none."""
+    policies among the first sources. policies: those that were tried. seconds: the time of TURNS together. anew: seconds for
+    a search with another seed. kept: seconds at the end that are not this search's."""
 
     state: State
     seed: int
@@ -68,9 +64,8 @@ class Search:
     early: bool = True
     policies: list[Policy] = field(default_factory=list)
     seconds: float = 0.0
-    turns: int = 0
     anew: float = 0.0
-    few: int = 0
+    kept: float = 0.0
 
     @property
     def problem(self) -> Problem:
@@ -82,20 +77,25 @@ class Search:
         """The state's."""
         return self.state.clock
 
+    @property
+    def left(self) -> float:
+        """Seconds left for this search."""
+        return max(0.0, self.clock.left - self.kept)
+
     @cached_property
     def pools(self) -> bool:
         """Whether some memory is not bounded by one stream's order, since passes of several streams take from it."""
         return bool(pools_with_syncs(self.problem))
 
     @cached_property
+    def by_rank(self) -> bool:
+        """Whether one order for each rank decides the step."""
+        return ordered_by_rank(self.problem)
+
+    @cached_property
     def careful(self) -> bool:
         """Whether the list scheduler would leave too much memory free, since it plans for all streams."""
         return held_by_others(self.problem)
-
-    @cached_property
-    def rooms(self) -> list[float]:
-        """Shares of the memory that block searches leave for side streams; the first alone where pools are limited too."""
-        return rooms_beside(self.problem)[: 1 if self.problem.pools or self.careful else None]
 
     @cached_property
     def moves(self) -> Arm:
@@ -206,30 +206,13 @@ def _paced(search: Search) -> Arm:
 
 
 def _blocks_at_once(search: Search) -> list[Arm]:
-    """For a step of many passes, whose paced blocks and serial orders take longer than all of a short search."""
+    """For a step of many passes, whose paced blocks take longer than all of a short search."""
     if not search.pools or len(search.problem.passes) <= MANY_PASSES or _near(search.state):
         return []
-    return [_blocks(search, room, BLOCKS_SHARE * search.clock.left) for room in search.rooms]
+    return [_blocks(search, BLOCKS_SHARE * search.clock.left)]
 
 
 # --- Smaller problems first ---
-
-
-def _extended(search: Search) -> Arm:
-    search.few = yield from extended(search.state, search.small)
-
-
-def _of_makespan(search: Search) -> Arm:
-    """For objective span: offer what a short search for the makespan finds. The span is at most the makespan, and sometimes
-    the searches for the span end at a worse schedule."""
-    state, problem, total = search.state, search.problem, search.clock.left
-    if problem.objective == "span" and total > MIN_DECODINGS * len(problem.passes) * SECONDS_PER_DECODED_PASS:
-        schedule: Schedule | None = None
-        for other in state.beside(replace(problem, objective="makespan"), MAKESPAN_SHARE * total, search.small):
-            schedule = other.schedule
-            yield
-        if schedule is not None:
-            state.offer(Schedule(problem, schedule.order, schedule.syncs), MAKESPAN_SOLVER)
 
 
 # --- In turns ---
@@ -249,10 +232,10 @@ def _annealed(search: Search) -> Arm:
         yield
 
 
-def _blocks(search: Search, room: float, seconds: float) -> Arm:
+def _blocks(search: Search, seconds: float) -> Arm:
     state = search.state
-    others = (state.problem, state.clock, seconds, search.seed, state.target, lambda: state.leads, room)
-    yield from _offered(state, block_schedules(*others), BLOCK_SOLVER)
+    schedules = block_schedules(state.problem, state.clock, seconds, search.seed, state.target, lambda: state.leads)
+    yield from _offered(state, schedules, BLOCK_SOLVER)
 
 
 def _moves_in_turn(search: Search) -> list[Arm]:
@@ -263,18 +246,16 @@ def _moves_in_turn(search: Search) -> list[Arm]:
     return [takewhile(lambda _: not share.over, search.moves)]
 
 
-def _repeated_arms(search: Search) -> list[Arm]:
-    return [repeated(search.state, search.few, search.seconds / (1 + search.turns), search.small)] if search.few else []
-
-
 # --- The rest of the time ---
 
 
 def anew_seconds(search: Search) -> float:
-    """Seconds for another search; 0 if they are too few, for small and large steps, and where one only asks for a value."""
-    seconds, passes = ANEW_SHARE * search.clock.left, len(search.problem.passes)
+    """Seconds for another search; 0 if they are too few, for small and large steps, where orders
+    are annealed, and where one only asks for a value."""
+    seconds, passes = ANEW_SHARE * search.left, len(search.problem.passes)
     enough = seconds > ANEW_DECODINGS * passes * SECONDS_PER_DECODED_PASS
-    return seconds if enough and ANEW_PASSES <= passes <= LARGE_PASSES and search.state.enough is None else 0.0
+    large = ANEW_PASSES <= passes <= LARGE_PASSES and not search.by_rank
+    return seconds if enough and large and search.state.enough is None else 0.0
 
 
 def _anew(search: Search, seconds: float) -> Arm:
@@ -295,13 +276,21 @@ def _moved(state: State, seed: int) -> Arm:
     yield from _offered(state, schedules, TABU_SOLVER)
 
 
-def _ordered(search: Search, seconds: float, heat: float) -> list[Arm]:
-    """Annealing of orders by rank, for so many seconds of the search."""
+def _ordered(search: Search) -> list[Arm]:
+    """Annealing of orders by rank, for all of the time left."""
     state = search.state
-    if (first := state.schedule) is None or len(state.problem.passes) > LARGE_PASSES or not ordered_by_rank(state.problem):
+    if (first := state.schedule) is None or len(state.problem.passes) > LARGE_PASSES or not search.by_rank:
         return []
-    orders = annealed_orders(lambda: state.schedule or first, state.clock, seconds, heat, search.seed, lambda: state.target)
+    orders = annealed_orders(lambda: state.schedule or first, state.clock, search.left, search.seed, lambda: state.target)
     return [_offered(state, orders, ORDERS_SOLVER)]
+
+
+def turns_share(search: Search) -> float:
+    """Of the time, for AHEAD, TURNS and ANEW. The rest is for LAST, of which annealed orders gain more than the others if
+    there is time for many moves."""
+    passes = len(search.problem.passes)
+    moves = (1 - FEW_TURNS) * search.left / (SECONDS_PER_MOVED_PASS * passes)
+    return FEW_TURNS if search.by_rank and moves > MOVES_PER_PASS * passes else TURNS_SHARE
 
 
 # --- The tables ---
@@ -319,25 +308,17 @@ PACED = Source("paced blocks", lambda search: [_paced(search)] if search.pools e
 ONE_BY_ONE = Source("one microbatch after the other", lambda search: [_one_by_one(search.state)], late=lambda search: True)
 FIRST = (GREEDY, POLICIES, NAMED, BLOCKS_AT_ONCE, PACED, ONE_BY_ONE)
 
-MAKESPAN = Source("the makespan, for the span", lambda search: [_of_makespan(search)])
-FEWER = Source("fewer microbatches", lambda search: [_extended(search)])
-AHEAD = (MAKESPAN, FEWER)
+FEWER = Source("fewer microbatches", lambda search: [extended(search.state, search.small)])
+AHEAD = (FEWER,)
 
 # Trying policies takes long on a large problem, so blocks come before them; but not with pools, which blocks do not count.
 ANNEALED = Source("annealed policies", _annealed_arms, late=lambda search: not search.problem.pools)
-BLOCKS = Source("building blocks", lambda search: [_blocks(search, room, search.seconds) for room in search.rooms])
+BLOCKS = Source("building blocks", lambda search: [_blocks(search, search.seconds)])
 MOVES = Source("tabu search", _moves_in_turn)
-FEWER_ON = Source("fewer microbatches", _repeated_arms, late=lambda search: True)
-ORDERS = Source("annealed orders", lambda search: _ordered(search, search.seconds, HOT))
-TURNS = (ANNEALED, BLOCKS, MOVES, FEWER_ON)
+TURNS = (ANNEALED, BLOCKS, MOVES)
 
-ANEW = (
-    Source(
-        "another seed",
-        lambda search: [_anew(search, search.anew)] if search.anew and not ordered_by_rank(search.problem) else [],
-    ),
-)
+ANEW = (Source("another seed", lambda search: [_anew(search, search.anew)] if search.anew else []),)
 LAST = (
     Source("tabu search", lambda search: [search.moves]),
-    Source("annealed orders", lambda search: _ordered(search, search.clock.left, WARM)),
+    Source("annealed orders", _ordered),
 )

@@ -1,10 +1,10 @@
-"""The state of a search over building blocks, and its arms: further blocks, patterns, annealing."""
+"""The state of a search over building blocks, and its arms: patterns, annealing, joins."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -50,7 +50,7 @@ PATTERN_GOAL = 1.005  # times the target: at this value patterns end
 MESHED = 1.02  # times the work of the busiest rank: with a plain block so short, meshed ones are not made
 MAX_ROWS = 2  # the most rows of offsets that microbatches of a pattern take in turn
 DROP_RATE = 0.3  # how often the worst schedule of the pool is dropped
-FIRST_ROUNDS, MORE_ROUNDS = 300, 1000  # of annealing a block: for the first blocks; later, doubled each time
+BLOCK_ROUNDS = 300  # of annealing a block
 SECONDS_PER_PLACED_LANE = 1.5e-8  # effort that is counted
 JOINS = 40  # joins of the pool's schedules at a time
 PACKING = 10  # packing a lane takes so many times as long as placing it
@@ -150,21 +150,19 @@ class BlockSearch:
 
     # Blocks
 
-    def settled(self, start: Ints, period: int, rounds: int) -> tuple[BuildingBlock, bool]:
+    def settled(self, start: Ints, period: int) -> tuple[BuildingBlock, bool]:
         """`anneal_block` for at most a twentieth of the time left."""
         began = self.clock.used
-        allowed = max(1, min(rounds, int(0.05 * self.left / self.round_cost)))
+        allowed = max(1, min(BLOCK_ROUNDS, int(0.05 * self.left / self.round_cost)))
         result = anneal_block(self.g, start, period, allowed, self.seed())
         self.clock.spend(allowed * self.g.rank.size * SECONDS_PER_PLACED_LANE)
         self.round_cost = max(1e-7, (self.clock.used - began) / allowed)
         return result
 
-    def shorter(self, rounds: int) -> Iterator[BuildingBlock]:
-        """Legal blocks of falling period while time is left; each becomes `block`."""
-        near = partial(self.settled, rounds=rounds)
-        for block in shorter_blocks(self.g, self.block, near, lambda: self.left > 0):
+    def shorten(self) -> None:
+        """Make `block` the shortest of legal blocks of falling period, while time is left."""
+        for block in shorter_blocks(self.g, self.block, self.settled, lambda: self.left > 0):
             self.block = block
-            yield block
 
     def packed(self) -> Iterator[None]:
         """Decode a packed block, if its period is shorter than that of `block`."""
@@ -183,26 +181,7 @@ class BlockSearch:
             if block.estimate < self.block.period:
                 yield from self.decode_all(block.targets(self.g.microbatches), RULES)
 
-    def blocks(self) -> Iterator[BuildingBlock]:
-        """Blocks to decode: legal ones of ever shorter period, then others of periods around the least one. Decoding repairs
-        blocks that overlap or exceed the memory."""
-        yield self.block
-        work = int(rank_work(self.g).max())
-        rounds = MORE_ROUNDS
-        while True:
-            yield from self.shorter(rounds)
-            period = self.block.period
-            for near in (period, period + period // 50 + 1, work, (work + period) // 2):
-                for start in (np.zeros_like(self.block.offset), self.block.offset):
-                    yield self.settled(start, max(1, near), rounds)[0]
-            rounds *= 2
-
     # Arms
-
-    def block_arm(self) -> Iterator[None]:
-        """Further blocks, each decoded with every rule."""
-        for block in self.blocks():
-            yield from self.decode_block(block, RULES)
 
     def pattern_arm(self, seconds: float) -> Iterator[None]:
         """Anneal patterns for so many seconds each.

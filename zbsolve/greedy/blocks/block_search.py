@@ -18,12 +18,12 @@ from ..arrays.microbatch import least_value, microbatch_graph, with_mean_microba
 from ..decoding import Decoded, decode, repeated_targets, to_schedule
 from ..orders.crossing import JOINING_SHARE, joining_seconds
 from ..side_stream import with_room_for_them, with_side_streams
-from .block_arms import FIRST_ROUNDS, JOINS, RULES, BlockSearch
+from .block_arms import JOINS, RULES, BlockSearch
 from .building_block import block_peaks
 from .meshed import meshed_blocks
 
 PATTERN_SHARE, MAX_PATTERN_SECONDS = 0.1, 3.0  # of the time, for annealing one pattern; at most, since it cannot be stopped
-ARM_SHARES = (0.1, 0.45)  # of the time: when the first turn of blocks, then that of patterns ends
+PATTERNS_SHARE = 0.45  # of the time: when the first turn of patterns ends
 DECODINGS_PER_SCHEDULE = 20  # making and verifying a schedule takes about as long as so many decodings
 EXPLORATION = 0.4  # how often a random arm is tried in place of the best
 LEAST_COST = 1e-7  # seconds: the least time that work counts
@@ -37,7 +37,6 @@ def block_schedules(
     seed: int = 0,
     target: int = 0,
     others: Callable[[], Sequence[Schedule]] = tuple,
-    room: float = 1.0,
 ) -> Iterator[Schedule]:
     """Better and better schedules of `problem` for `seconds` of the clock, the first at once.
 
@@ -47,9 +46,8 @@ def block_schedules(
     target: the value, µs, at which the search ends.
     others: schedules that other sources have found so far. Each is decoded by its start times, repaired if it exceeds the
       memory, and improved here.
-    room: the share of side passes' memory that is left for them (see `with_room_for_them`).
     """
-    plain = with_room_for_them(problem, room)
+    plain = with_room_for_them(problem)
     g = None if plain is None else microbatch_graph(with_mean_microbatches(plain))
     if g is None:
         return
@@ -69,7 +67,7 @@ def try_each_annealing(problem: Problem) -> None:
     search = BlockSearch(g, Clock(1.0, 100.0).part(1.0), 0, np.random.default_rng(0), tuple)
     block_peaks(g, search.block)
     meshed_blocks(g)
-    search.settled(*search.block, 1)
+    search.settled(*search.block)
     search.cost = 1.0  # so high that the time allows one trial at a time
     for _ in search.decode_block(search.block, RULES[:1]):
         pass
@@ -93,10 +91,9 @@ def _improvements(search: BlockSearch) -> Iterator[Decoded]:
 
 
 def _steps(search: BlockSearch) -> Iterator[None]:
-    """The search, step by step: a block at once, then further blocks, then patterns, then all arms by their gains."""
+    """The search, step by step: blocks at once, then patterns, then all arms by their gains."""
     began, total = search.clock.used, search.left
-    for _ in search.shorter(FIRST_ROUNDS):
-        pass
+    search.shorten()
     yield from search.decode_block(search.block, RULES[:1])
     at = search.clock.used
     decode(search.g, repeated_targets(search.g, *search.block))
@@ -106,13 +103,12 @@ def _steps(search: BlockSearch) -> Iterator[None]:
     yield from search.meshed()
     yield from search.adopt()
     patterns = search.pattern_arm(min(MAX_PATTERN_SECONDS, PATTERN_SHARE * total))
-    arms = [search.block_arm(), patterns, search.target_arm()]
+    arms = [patterns, search.target_arm()]
     arms += [search.joined_arm()] if joining_seconds(search.g, JOINS) < JOINING_SHARE * search.left else []
-    for arm, share in zip(arms[:2], ARM_SHARES, strict=True):
-        for _ in arm:
-            yield
-            if search.clock.used - began > share * total:
-                break
+    for _ in patterns:
+        yield
+        if search.clock.used - began > PATTERNS_SHARE * total:
+            break
     yield from _take_turns(search, arms)
 
 

@@ -217,15 +217,9 @@ def shift_targets(target: Ints, shifts: Ints, ranks: int) -> None:
             target[k] += step
 
 
-def microbatches_in_memory(g: MicrobatchGraph) -> int:
-    """How many microbatches the rank with the least room can hold."""
-    need = np.bincount(g.rank, g.taken, len(g.capacity))
-    return int(np.min(g.capacity / np.maximum(need, 1)))
-
-
 def microbatches_in_flight(g: MicrobatchGraph) -> int:
-    """The number of microbatches in flight (begun and not ended) at once: the least of what memory holds, and the time of
-    one microbatch over the work of the busiest rank."""
-    depth = int((earliest_offsets(g) + g.duration).max())
-    work = max(1, int(rank_work(g).max()))
-    return max(1, min(microbatches_in_memory(g), -(-depth // work)))
+    """The number of microbatches in flight (begun and not ended) at once: the least of what the ranks' memory holds, and the
+    time of one microbatch over the work of the busiest rank."""
+    depth, work = int((earliest_offsets(g) + g.duration).max()), max(1, int(rank_work(g).max()))
+    held = np.min(g.capacity / np.maximum(np.bincount(g.rank, g.taken, len(g.capacity)), 1))
+    return max(1, min(int(held), -(-depth // work)))

@@ -133,12 +133,10 @@ def _orders(g: MicrobatchGraph) -> tuple[Ints, Ints]:
     return lanes, np.lexsort((g.sink, np.where(g.sink > 0, inputs, lanes)))
 
 
-# Periods as multiples of the busiest stream's work, in groups of which TRIED are tried. All exceed 1, since with a period
-# equal to the work a pass that is late once stays late.
-PACES = (tuple(np.linspace(1.005, 1.06, 12)), tuple(np.linspace(1.08, 1.2, 4)), (1.35,), (1.6,), (2.0,), (2.6,))
-TRIED = 4
+# Periods as multiples of the busiest stream's work. All exceed 1, since with a period equal to the work a pass that is late
+# once stays late.
+PACES = (1.005, 1.01, 1.02, 1.03, 1.05, 1.08, 1.2, 1.35, 1.6, 2.0, 2.6)
 BEST = 2  # blocks that fit from which schedules are made
-NEARLY = 1.3  # times a device's capacity: blocks that take more are left out
 
 
 def paced_graph(problem: Problem) -> MicrobatchGraph | None:
@@ -159,39 +157,30 @@ def paced_graph(problem: Problem) -> MicrobatchGraph | None:
     return None if graph is None else graph._replace(passes=rows[graph.passes])
 
 
-def paced_blocks(g: MicrobatchGraph, paces: tuple[float, ...]) -> list[BuildingBlock]:
-    """The packed blocks with periods of `paces` times the work of the busiest stream, if they exist, sorted by the estimated
-    length of the whole step."""
-    blocks, work = [], max(1, int(rank_work(g).max()))
+def paced_blocks(g: MicrobatchGraph, paces: tuple[float, ...]) -> Iterator[BuildingBlock]:
+    """The packed blocks with periods of `paces` times the work of the busiest stream, if they exist."""
+    work = max(1, int(rank_work(g).max()))
     for period in sorted({int(work * pace) for pace in paces}):
         offset = np.zeros(len(g.duration), np.int64)
         if packed_fit(g, offset.copy(), period, offset) == 0:
-            blocks.append(BuildingBlock(offset - offset.min(), period))
-    return sorted(blocks, key=lambda block: block.period * (g.microbatches - 1) + block_length(g, block))
+            yield BuildingBlock(offset - offset.min(), period)
 
 
 def paced_schedules(problem: Problem, best: Callable[[], float]) -> Iterator[Schedule]:
     """Schedules of blocks on all streams: first of blocks that fit, the shortest first; then of packed blocks with longer
-    and longer periods, until one beats the best schedule, and of its group. The latter may exceed the capacity; blocks that
-    exceed it by far are left out. best: returns the best value so far, µs. There are none if no block can be made."""
+    and longer periods, until one beats the best schedule. The latter may exceed the capacity. best: returns the best value
+    so far, µs. There are none if no block can be made."""
     g = paced_graph(problem)
     if g is None:
         return
     for block in blocks_in_memory(g, pools_of(problem, g))[:BEST]:
         if block.period * (g.microbatches - 1) < best():
             yield in_time_order(problem, _timeline(problem, g, block))
-    for paces in PACES:
-        before = best()
-        for block in paced_blocks(g, paces)[:TRIED]:
-            timeline = _timeline(problem, g, block)
-            if block.period * (g.microbatches - 1) >= best() or not _may_fit(problem, timeline):
-                break
-            value = best()
-            yield _schedule(problem, timeline)
-            if best() == value:
-                break
-        if best() < before:
+    before = best()
+    for block in paced_blocks(g, PACES):
+        if best() < before or block.period * (g.microbatches - 1) >= before:
             return
+        yield _schedule(problem, _timeline(problem, g, block))
 
 
 def try_paced(problem: Problem) -> None:
@@ -199,7 +188,7 @@ def try_paced(problem: Problem) -> None:
     g = paced_graph(problem)
     assert g is not None
     blocks_in_memory(g, pools_of(problem, g))
-    paced_blocks(g, PACES[0][:1])
+    list(paced_blocks(g, PACES[:1]))
 
 
 def _timeline(problem: Problem, g: MicrobatchGraph, block: BuildingBlock) -> Timeline:
@@ -210,20 +199,6 @@ def _timeline(problem: Problem, g: MicrobatchGraph, block: BuildingBlock) -> Tim
     late = np.flatnonzero(~problem.in_microbatch[e.after])
     np.maximum.at(start, e.after[late], start[e.before[late]] + p.duration[e.before[late]] + e.lag[late])
     return Timeline(problem, start, start + p.duration)
-
-
-def _may_fit(problem: Problem, timeline: Timeline) -> bool:
-    """Whether the timeline nearly fits the devices if each side pass takes its memory as late as its first user allows.
-    Syncs delay those that are a little too early."""
-    if problem.capacity is None:
-        return True
-    p, e, start = problem.passes, problem.edges, timeline.start.copy()
-    until = np.full(len(p), timeline.end.max())
-    np.minimum.at(until, e.before, timeline.start[e.after] - e.lag)
-    taking = problem.side_stream[problem.taken[problem.side_stream] > 0]
-    start[taking] = np.maximum(start[taking], until[taking] - p.duration[taking])
-    late = replace(timeline, start=start, end=np.maximum(timeline.end, start + p.duration))
-    return bool((np.array(late.peak_bytes) <= NEARLY * np.array(problem.capacity)).all())
 
 
 def _schedule(problem: Problem, timeline: Timeline) -> Schedule:

@@ -101,7 +101,7 @@ def _turns(schedule: Schedule, rows: Ints, count: int) -> Ints:
 
 def on_one_stream(problem: Problem) -> OneStream | None:
     """The step with one pass for each collective; None without these, or if other passes cannot hold side passes' bytes."""
-    number, room = problem.collective, room_beside(problem, 1.0)
+    number, room = problem.collective, room_beside(problem)
     if number.max(initial=-1) < 0 or not held_by_others(problem) or (room is not None and room.min() < 0):
         return None
     parts = np.flatnonzero(number >= 0)

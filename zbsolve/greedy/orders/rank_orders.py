@@ -26,7 +26,7 @@ from .critical_moves import OrderTables, on_streams, tables_of
 SECONDS_PER_MOVED_PASS = 2.5e-8  # the time of one move is this times the passes of the step, about
 SECONDS_AT_ONCE = 0.05
 SECONDS_PER_PASS = 2e-5  # of making a schedule of an order, about
-COOLED = 0.01  # the last temperature over the first
+HEAT, COOLED = 0.03, 0.01  # the first temperature as a share of the value; the last over the first
 # In places: how far a pass is shifted, how near to the critical path it is, and how far behind or before the other it goes.
 FAR, NEAR, BEYOND = 16, 24, 12
 TRIES = 50  # to find a possible move
@@ -37,17 +37,16 @@ class RankOrders(NamedTuple):
     """Orders and their times.
 
     t: tables of the passes; t.order has all passes, rank after rank, and places and heads in `t.passes` go with it. first:
-    the first place of each rank, and the end, shape (ranks + 1,). best: the best order. numbers: the value of t.order and of
-    `best`, µs. By pass: waits_for, the pass whose end lets it begin (or whose start: the one that took memory before it), or
-    −1; path, the critical path, its last pass first; freed_time and freed_pass, by rank from place `low` to `high`: memory
-    that is free again and was not taken yet, the earliest first. By stream: since when it is free, and its last pass. By
-    rank: at, its next place; held, bytes; when and by which pass memory was taken last; begins and ends, µs; ends_with, its
-    last pass; ready, the ranks that can go on."""
+    the first place of each rank, and the end, shape (ranks + 1,). best: the best order. By pass: waits_for, the pass whose
+    end lets it begin (or whose start: the one that took memory before it), or −1; path, the critical path, its last pass
+    first; freed_time and freed_pass, by rank from place `low` to `high`: memory that is free again and was not taken yet,
+    the earliest first. By stream: since when it is free, and its last pass. By rank: at, its next place; held, bytes; when
+    and by which pass memory was taken last; begins and ends, µs; ends_with, its last pass; ready, the ranks that can go on.
+    """
 
     t: OrderTables
     first: Ints
     best: Ints
-    numbers: Ints
     waits_for: Ints
     path: Ints
     freed_time: Ints
@@ -75,78 +74,65 @@ def ordered_by_rank(problem: Problem) -> bool:
 
 def orders_of(schedule: Schedule) -> RankOrders:
     """The orders of a schedule: by start."""
-    t, problem = tables_of(schedule), schedule.problem
-    by_start = np.argsort(moments_in(schedule.timeline()).start)
+    problem, by_start = schedule.problem, np.argsort(moments_in(schedule.timeline()).start)
     first, order = compressed_rows(problem.passes.rank[by_start], problem.ranks, by_start)
+    t = tables_of(schedule)._replace(order=order.copy())
+    t.passes["place"][order] = np.arange(len(order))
     sizes = ((4, len(order)), (2, len(t.streams)), (10, problem.ranks))
     by_pass, by_stream, by_rank = (np.zeros(shape, np.int64) for shape in sizes)
-    orders = RankOrders(t, first, order.copy(), np.full(2, NEVER), *by_pass, *by_stream, *by_rank)
-    _set(orders)
-    return orders
-
-
-def _set(orders: RankOrders) -> None:
-    """Make the best orders the present ones, with their times."""
-    t = orders.t
-    t.order[:] = orders.best
-    t.passes["place"][t.order] = np.arange(len(t.order))
-    orders.numbers[:] = timed(orders, NEVER)
+    return RankOrders(t, first, order, *by_pass, *by_stream, *by_rank)
 
 
 def schedule_of(problem: Problem, orders: RankOrders) -> Schedule:
-    """The schedule of the present orders."""
+    """The schedule of the best orders, which become the present ones."""
     t = orders.t
-    start, place = t.passes["head"].copy(), t.passes["place"].copy()
-    sequences = {stream: rows[np.argsort(place[rows])] for stream, rows in problem.members.items()}
-    return synced(problem, sequences, moments_of(start, start + t.passes["duration"], place))
+    t.order[:] = orders.best
+    t.passes["place"][t.order] = np.arange(len(t.order))
+    timed(orders, NEVER)
+    return synced(problem, moments_of(t.passes["head"], t.passes["head"] + t.passes["duration"], t.passes["place"]))
 
 
 def annealed_orders(
-    known: Callable[[], Schedule], clock: Clock, seconds: float, heat: float, seed: int, target: Callable[[], int]
+    known: Callable[[], Schedule], clock: Clock, seconds: float, seed: int, target: Callable[[], int]
 ) -> Iterator[Schedule | None]:
     """Shorter and shorter schedules for `seconds` of the clock; None after moves without a shorter one. known: the shortest
-    schedule, which other sources may improve meanwhile. heat: the first temperature, as a share of its value. target: the
-    value, µs, at which to end."""
+    schedule, which other sources may improve meanwhile. target: the value, µs, at which to end."""
     problem, random, share, began = known().problem, np.random.default_rng(seed), clock.share(seconds), clock.used
     orders, cost = orders_of(known()), SECONDS_PER_MOVED_PASS * len(problem.passes)
-    hot, moves = heat * float(orders.numbers[0]), max(1, int(SECONDS_AT_ONCE / cost))
-    while not share.over and (value := int(known().timeline().value)) > target():
-        temperature = hot * COOLED ** ((clock.used - began) / seconds)
-        clock.spend(moves * cost)
-        anneal(orders, moves, temperature, int(random.integers(1 << 31)))
-        if orders.numbers[1] < value:
-            clock.spend(SECONDS_PER_PASS * len(problem.passes))
-            _set(orders)
-            yield schedule_of(problem, orders)
-        else:
-            yield None
+    best = hot = int(known().timeline().value)
+    moves = max(1, int(SECONDS_AT_ONCE / cost))
+    while not share.over and known().timeline().value > target():
+        before, heat = best, HEAT * hot * COOLED ** ((clock.used - began) / seconds)
+        best = anneal(orders, moves, heat, int(random.integers(1 << 31)), best)
+        clock.spend(moves * cost + (best < before) * SECONDS_PER_PASS * len(problem.passes))
+        yield schedule_of(problem, orders) if best < before else None
 
 
 # --- Compiled ---
 
 
 @kernel
-def anneal(o: RankOrders, moves: int, heat: float, seed: int) -> None:
-    """Try so many moves of the order in the tables, at this temperature, µs, and keep the best order."""
+def anneal(o: RankOrders, moves: int, heat: float, seed: int, best: int) -> int:
+    """Try so many moves of the order in the tables, at this temperature, µs, and keep an order that takes less than `best`
+    µs. Returns the value of the best order."""
     np.random.seed(seed)
-    t = o.t
-    o.numbers[0] = timed(o, NEVER)
+    t, now = o.t, timed(o, NEVER)
     length = _critical_path(o)
     for _ in range(moves):
         a, b = _chosen(o, length)
         if a == b:
             continue
         _shift(t, a, b)
-        limit = o.numbers[0] - int(heat * np.log(1.0 - np.random.random()))
+        limit = now - int(heat * np.log(1.0 - np.random.random()))
         value = timed(o, limit)
         if value == MISFIT or value > limit:
             _shift(t, b, a)
             continue
-        o.numbers[0] = value
-        if value < o.numbers[1]:
-            o.numbers[1] = value
+        now, length = value, _critical_path(o)
+        if now < best:
+            best = now
             o.best[:] = t.order
-        length = _critical_path(o)
+    return best
 
 
 @inner_kernel
@@ -209,7 +195,7 @@ def timed(o: RankOrders, limit: int) -> int:
         t.passes[i].waiting = t.passes[i].in_last - t.passes[i].in_first
     o.free[:], o.last[:], o.held[:], o.taken_time[:], o.taken_pass[:] = 0, -1, 0, 0, -1
     o.at[:], o.low[:], o.high[:], o.begins[:], o.ends[:] = o.first[:-1], o.first[:-1], o.first[:-1], NEVER, 0
-    count, done = 0, 0
+    count = 0
     for r in range(len(o.at)):
         if o.first[r] < o.first[r + 1] and t.passes[t.order[o.first[r]]].waiting == 0:
             o.ready[count] = r
@@ -224,7 +210,6 @@ def timed(o: RankOrders, limit: int) -> int:
             if o.ends[r] - o.begins[r] * t.span > limit:
                 return int(o.ends[r] - o.begins[r] * t.span)
             o.at[r] += 1
-            done += 1
             for x in range(t.passes[i].out_first, t.passes[i].out_last):
                 other = t.passes[t.links[x].other]
                 other.waiting -= 1
@@ -232,7 +217,7 @@ def timed(o: RankOrders, limit: int) -> int:
                 if other.waiting == 0 and rank != r and o.at[rank] == other.place:
                     o.ready[count] = rank
                     count += 1
-    return int((o.ends - o.begins * t.span).max()) if done == len(t.order) else MISFIT
+    return int((o.ends - o.begins * t.span).max()) if (o.at == o.first[1:]).all() else MISFIT
 
 
 @inner_kernel
