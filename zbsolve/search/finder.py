@@ -16,7 +16,7 @@ import numpy as np
 from ..ilp.bounds.bound import ALL_ORDERS, WHOLE, Bound
 from ..ilp.ranks.group_search import higher_bounds
 from ..util.machine import POLL, run_threads
-from .sources import AHEAD, ANEW, FIRST, LAST, TURNS, Arm, Search, anew_seconds, arms_of, turns_share
+from .sources import AHEAD, ANEW, FIRST, LAST, TURNS, Arm, Search, anew_seconds, arms_of, turns_seconds
 from .state import LARGE_PASSES, State
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def quick(search: Search) -> Iterator[None]:
 def find(search: Search) -> Iterator[None]:
     """The other sources: AHEAD, TURNS, ANEW and LAST. If LAST ends early, TURNS begin again with another seed."""
     state, search.anew = search.state, anew_seconds(search)
-    share = search.clock.share(turns_share(search) * search.left)
+    share = search.clock.share(turns_seconds(search))
     if state.enough is None:
         yield from chain.from_iterable(arms_of(AHEAD, search))
     yield from _turns(search, share.left - search.anew)

@@ -22,6 +22,7 @@ from ..greedy.blocks.period_search import try_paced
 from ..greedy.lists.list_scheduler import deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.orders.many_starts import try_moves
+from ..greedy.orders.rank_orders import annealed_orders
 from ..greedy.syncs import with_syncs, with_waits
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
@@ -313,7 +314,8 @@ def compiled() -> None:
         for _ in higher_bounds(problem, Bound(0, ""), Clock(1.0, 1.0), 0.1):
             pass
     try_each_annealing(tiny)
-    try_moves(list_schedule(tiny, deepest_first(tiny)))
+    try_moves(greedy := list_schedule(tiny, deepest_first(tiny)))
+    next(annealed_orders(lambda: greedy, Clock(1.0, 1.0), 1.0, 0, lambda: 0))
     next(improve_policies(tiny, starting_policies(tiny), Clock(1.0, 0.02), 0, 0.02))
     try_paced(tiny)
     Lanes(Splits((0, 1), 1, (LayerRow(3, (1.0, 1.0), 0),), 0, None)).descents([(1, 2)], Clock(1.0, 0.1), 0)

@@ -38,7 +38,7 @@ SECONDS_PER_SERIAL_PASS = 4e-5
 ANEW_SHARE, ANEW_DECODINGS, ANEW_PASSES, APART = 0.25, 2_000, 1_000, 104_729
 ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "one microbatch after the other"
-ORDERS_SOLVER, MOVES_PER_PASS, FEW_TURNS, TURNS_SHARE = "annealed orders", 40, 0.3, 0.7  # see `turns_share`
+ORDERS_SOLVER, MOVES_PER_PASS, FEW_TURNS, TURNS_SHARE = "annealed orders", 40, 0.3, 0.7  # see `turns_seconds`
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
 POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
@@ -252,10 +252,9 @@ def _moves_in_turn(search: Search) -> list[Arm]:
 def anew_seconds(search: Search) -> float:
     """Seconds for another search; 0 if they are too few, for small and large steps, where orders
     are annealed, and where one only asks for a value."""
-    seconds, passes = ANEW_SHARE * search.left, len(search.problem.passes)
-    enough = seconds > ANEW_DECODINGS * passes * SECONDS_PER_DECODED_PASS
-    large = ANEW_PASSES <= passes <= LARGE_PASSES and not search.by_rank
-    return seconds if enough and large and search.state.enough is None else 0.0
+    seconds, passes = ANEW_SHARE * search.clock.left, len(search.problem.passes)
+    enough = seconds > ANEW_DECODINGS * passes * SECONDS_PER_DECODED_PASS and not search.by_rank
+    return seconds if enough and ANEW_PASSES <= passes <= LARGE_PASSES and search.state.enough is None else 0.0
 
 
 def _anew(search: Search, seconds: float) -> Arm:
@@ -285,12 +284,12 @@ def _ordered(search: Search) -> list[Arm]:
     return [_offered(state, orders, ORDERS_SOLVER)]
 
 
-def turns_share(search: Search) -> float:
-    """Of the time, for AHEAD, TURNS and ANEW. The rest is for LAST, of which annealed orders gain more than the others if
-    there is time for many moves."""
-    passes = len(search.problem.passes)
-    moves = (1 - FEW_TURNS) * search.left / (SECONDS_PER_MOVED_PASS * passes)
-    return FEW_TURNS if search.by_rank and moves > MOVES_PER_PASS * passes else TURNS_SHARE
+def turns_seconds(search: Search) -> float:
+    """Seconds for AHEAD, TURNS and ANEW. The rest is for LAST, of which annealed orders gain more than the others if there
+    is time for many moves."""
+    passes, few = len(search.problem.passes), FEW_TURNS * search.left
+    moves = (search.left - few) / (SECONDS_PER_MOVED_PASS * passes)
+    return few if search.by_rank and moves > MOVES_PER_PASS * passes else TURNS_SHARE * search.clock.left
 
 
 # --- The tables ---
