@@ -277,6 +277,7 @@ def search(state: State, method: str, seed: int, solver: str = "cbc") -> None:
                 break
         if not state.done:
             prove_until_lost(state, seed)
+        ours.kept = 0.0
         for _ in steps:
             if state.done:
                 break

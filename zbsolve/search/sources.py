@@ -212,9 +212,6 @@ def _blocks_at_once(search: Search) -> list[Arm]:
     return [_blocks(search, BLOCKS_SHARE * search.clock.left)]
 
 
-# --- Smaller problems first ---
-
-
 # --- In turns ---
 
 
@@ -250,8 +247,8 @@ def _moves_in_turn(search: Search) -> list[Arm]:
 
 
 def anew_seconds(search: Search) -> float:
-    """Seconds for another search; 0 if they are too few, for small and large steps, where orders
-    are annealed, and where one only asks for a value."""
+    """Seconds for another search; 0 if they are too few, for small and large steps, where orders are annealed, and where one
+    only asks for a value."""
     seconds, passes = ANEW_SHARE * search.clock.left, len(search.problem.passes)
     enough = seconds > ANEW_DECODINGS * passes * SECONDS_PER_DECODED_PASS and not search.by_rank
     return seconds if enough and ANEW_PASSES <= passes <= LARGE_PASSES and search.state.enough is None else 0.0

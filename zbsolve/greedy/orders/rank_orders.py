@@ -102,8 +102,8 @@ def annealed_orders(
     best = hot = int(known().timeline().value)
     moves = max(1, int(SECONDS_AT_ONCE / cost))
     while not share.over and known().timeline().value > target():
-        before, heat = best, HEAT * hot * COOLED ** ((clock.used - began) / seconds)
-        best = anneal(orders, moves, heat, int(random.integers(1 << 31)), best)
+        before, heat = min(best, int(known().timeline().value)), HEAT * hot * COOLED ** ((clock.used - began) / seconds)
+        best = anneal(orders, moves, heat, int(random.integers(1 << 31)), before)
         clock.spend(moves * cost + (best < before) * SECONDS_PER_PASS * len(problem.passes))
         yield schedule_of(problem, orders) if best < before else None
 
