@@ -23,7 +23,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...greedy.arrays.microbatch import microbatch_graph
 from ...problem import UNLIMITED, Ints, Problem
 from ...problem.tables import Bools
 from .bound import AREA, Bound
@@ -137,7 +136,7 @@ def energy_machine(need: Energy, head: Ints, tail: Ints) -> int:
 
 
 HELD = "what passes hold there, for as long as they must hold it, does not fit {room} bytes sooner"
-WHOLE_ONES = "whole microbatches and the pass that runs, for as long as memory must be held, do not fit {room} bytes sooner"
+WHOLE_ONES = "whole microbatches and the passes that run, for as long as memory must be held, do not fit {room} bytes sooner"
 MAX_ROWS = 1_000_000  # most rows of joined pairs of pools; beyond, only all devices of a further pool are joined
 
 
@@ -198,14 +197,13 @@ def _pool_stays(ranks: tuple[int, ...], name: str, room: int, stays: Stays) -> P
 
 def _in_whole_microbatches(problem: Problem) -> list[PoolStays]:
     """The priced stays of ranks that run all microbatches alike."""
-    g, pools = microbatch_graph(problem), list[PoolStays]()
-    if g is None or problem.capacity is None:
-        return pools
-    for rank, prices in best_prices(g):
-        first, last = (g.passes[lanes].ravel() for lanes in (prices.first, prices.last))
-        size, life = (np.repeat(column, g.microbatches) for column in (prices.price, prices.life))
+    pools = list[PoolStays]()
+    for rank, prices in best_prices(problem):
+        counts = np.arange(prices.first.shape[1]) >= prices.skipped[:, None]
+        first, last = prices.first[counts], prices.last[counts]
+        size, life = (np.repeat(column, counts.sum(axis=1)) for column in (prices.price, prices.life))
         stays = Stays(first, last, size, np.maximum(life, paths_within(problem, first, last)))
-        why = WHOLE_ONES.format(room=g.capacity[rank])
+        why = WHOLE_ONES.format(room=problem.room[rank])
         pools.append(PoolStays((rank,), f"rank {rank}", prices.most, stays, why))
     return pools
 

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from ...build.mixing import with_microbatches
-from ...greedy.arrays.microbatch import microbatch_graph
 from ...problem import Ints, Problem
 from ...util.errors import BadInput
 from .bound import AREA, BUSIEST, IDLE, WORK, Bound, rounded_up, value_unit
@@ -147,7 +146,6 @@ def _stays(problem: Problem) -> Iterator[tuple[int, Stays, int, str]]:
     for one_rank in range(problem.ranks):
         own = Stays(*(column[rank == one_rank] for column in columns))
         yield one_rank, own, room[one_rank], HELD.format(room=room[one_rank])
-    if (g := microbatch_graph(problem)) is not None:
-        for one_rank, p in best_prices(g):
-            stays = Stays(g.passes[p.first, 0], g.passes[p.last, 0], p.price, p.life)
-            yield one_rank, stays, p.most, WHOLE_ONES.format(room=room[one_rank])
+    for one_rank, p in best_prices(problem):
+        stays = Stays(p.first[:, 0], p.last[:, 0], p.price, p.life)
+        yield one_rank, stays, p.most, WHOLE_ONES.format(room=room[one_rank])

@@ -109,15 +109,9 @@ def topological_order(first: Ints, after: Ints, waiting: Ints) -> Ints:
 
 
 @kernel
-def _between(
-    arcs: tuple[Ints, Ints, Ints], a: int, b: int, computing: Bools, takers: Bools, duration: Ints
-) -> tuple[int, int]:
-    """The least time, µs, from the start of pass a to the end of pass b: the work of both, and of all compute passes of the
-    rank that must run between them. And 1 if all other compute passes of the rank that take memory are among these, else 0.
-
-    arcs: in compressed rows (first, after), and the passes in topological order.
-    computing, takers: which passes are the rank's compute passes, and which of all take memory, shape (passes,).
-    """
+def passes_between(arcs: tuple[Ints, Ints, Ints], a: int, b: int) -> tuple[Bools, Bools]:
+    """The passes to which a path leads from pass a, and those from which one leads to pass b, these two included. arcs: in
+    compressed rows (first, after), and the passes in topological order."""
     first, after, order = arcs
     behind, ahead = np.zeros(len(order), np.bool_), np.zeros(len(order), np.bool_)
     behind[a] = ahead[b] = True
@@ -130,8 +124,22 @@ def _between(
         for e in range(first[i], first[i + 1]):
             if ahead[after[e]]:
                 ahead[i] = True
+    return behind, ahead
+
+
+@kernel
+def _between(
+    arcs: tuple[Ints, Ints, Ints], a: int, b: int, computing: Bools, takers: Bools, duration: Ints
+) -> tuple[int, int]:
+    """The least time, µs, from the start of pass a to the end of pass b: the work of both, and of all compute passes of the
+    rank that must run between them. And 1 if all other compute passes of the rank that take memory are among these, else 0.
+
+    arcs: see `passes_between`. computing, takers: which passes are the rank's compute passes, and which of all take memory,
+    shape (passes,).
+    """
+    behind, ahead = passes_between(arcs, a, b)
     span, always = duration[a] + duration[b], 1
-    for i in range(len(order)):
+    for i in range(len(behind)):
         if not computing[i] or i in (a, b):
             continue
         if behind[i] and ahead[i]:
