@@ -6,6 +6,7 @@ were removed, or that other words name, an error says what to write."""
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import re
 import signal
@@ -14,7 +15,8 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
+from functools import cache
+from importlib import import_module, resources
 from keyword import iskeyword
 from typing import Any, NoReturn
 
@@ -22,50 +24,18 @@ from .. import __version__
 from ..util.errors import BadInput, ZbsolveError, interruption
 from .tools import PICTURES, ends_on_sigterm, outputs_of, progress_line, under_torchrun
 
-ELSEWHERE = {
-    "frontier": "write zbsolve solve profile.json … --frontier [POINTS]",
-    "partition": "zbsolve show profile.json --ranks N shows the partitions, and solve --partition alpa takes one",
-    "robust": "write zbsolve compare schedule.json … --noise NOISE",
-    "period": "write zbsolve check schedule.json --period",
-    "systems": "write zbsolve show systems",
-}
-COMPARED = "use solve: --method 1f1b,auto compares schedules of one step"
-ONE_LOOK = "pictures have one look; in Python zbsolve.show.Style changes it"
 STEP = "options of a step"  # all of them
-WORDS = "--update --all-to-all --held-from-B --transient --frozen --message-bytes --latency --bandwidth --shard-latency "
-WORDS += "--shard-bandwidth --host-bandwidth --host-bandwidth-both --host-latency --host-memory --host-ranks --host-bus "
-WORDS += "--blocking --rank-factors --model"
-# Command, options, what to write now.
-OPTIONS = (
-    ("show compare", "--size --title --palette --time-range", ONE_LOOK),
-    ("compare", "--seconds --effort --seed", COMPARED),
-    ("compare", STEP, COMPARED),
-    ("compare", "--with-memory", "show --with-memory draws what ranks hold"),
-    ("solve", "--for", "write --prefer p95:NOISE"),
-    ("solve", "--fill", "write --work"),
-    ("solve", "--solver", "write --method milp:highs"),
-    ("bench", STEP, "write it after the file: profile.json@ranks=4,microbatches=8,placement=vee"),
-    ("explore", STEP, "write it in --state 'ranks=4&microbatches=8&placement=vee', or choose it on the page"),
-    ("import", "--objective --recompute --blocking", "in Python import_schedule takes it"),
-    ("numbers", WORDS, "write it as a word without --, such as bandwidth=50GB/s"),
-    ("numbers", "--stages", "name the file alone: zbsolve numbers stages.csv --ranks 4 …"),
-    ("numbers", "--json", "-o - writes the profile; show profile.json explains it"),
-    ("plan", "--fit --links", "--cluster a100,rows.csv,profile.json fits constants to rows and takes links from a profile"),
-    ("plan", "--save-cluster", "-o cluster.json without a model writes the cluster"),
-    ("plan", "--html", "-o x.html beside -o plan.json, or show plan.json -o x.html"),
-    ("profile", "--diff --within", "write zbsolve compare old.json new.json [--within 5%]"),
-    ("profile", "--profile", "name the base in place of MODEL: zbsolve profile base.json --from-trace TRACE"),
-    ("profile", "--overrides", "write hf:LlamaConfig@config.json, or the fields after the class"),
-    ("profile", "--report --ranks --microbatches", "write zbsolve show profile.json --ranks 8 -o page.html"),
-    ("profile", "--states", "write --optimizer-states"),
-    ("profile", "--neighbours --busy-processes", "write --beside 3, for three processes"),
-    ("run", "--replicas", "write --mesh dp=2"),
-    ("run", "--start-timeout", "--timeout also limits the start"),
-)
+
+
+@cache
+def moved() -> list[list[str]]:
+    """The rows of `moved.csv`: commands; options of these, or "" if a command is gone itself; what to write now."""
+    text = (resources.files(__package__) / "moved.csv").read_text(encoding="utf-8")
+    return list(csv.reader(text.splitlines()[1:]))
 
 
 def removed(options: str) -> list[str]:
-    """The options in a row of `OPTIONS`."""
+    """The options in a row of `moved`."""
     if options != STEP:
         return options.split()
     from ..profile.step import STEP_FIELDS
@@ -75,10 +45,10 @@ def removed(options: str) -> list[str]:
 
 def what_instead(command: str, words: Sequence[str]) -> str:
     """What to write in place of a command, or of the first option, that is done by another; "" if there is none."""
-    if command in ELSEWHERE:
-        return f"is no command: {ELSEWHERE[command]}"
     for name in (word.partition("=")[0] for word in words):
-        for commands, options, instead in OPTIONS:
+        for commands, options, instead in moved():
+            if command in commands.split() and not options:
+                return f"is no command: {instead}"
             if command in commands.split() and name in removed(options):
                 return f"{name} is no option: {instead}"
     return ""

@@ -25,11 +25,6 @@ TARGET = target("colossalai")
 FIELDS = ("type", "chunk", "stage", "minibatch", "start_time", "completion_time")  # of a ScheduledNode
 WORDS = {"F": ("F",), "B": ("B",), "W": ("W",), "BW": ("B", "W")}
 READ = Words(("F", "B", "W"), ("SEND_FORWARD", "RECV_FORWARD", "SEND_BACKWARD", "RECV_BACKWARD"))
-CODE = """
-from colossalai.pipeline.schedule.v_schedule import ScheduledNode
-
-scheduler_nodes = [[ScheduledNode(*node) for node in rank] for rank in NODES]
-"""
 
 
 def write(schedule: Schedule, options: Options) -> Export:
@@ -42,7 +37,7 @@ def write(schedule: Schedule, options: Options) -> Export:
         text = json.dumps(body, separators=(",", ":")) + "\n"
     else:
         title = f"ColossalAI's nodes of a schedule: {plural(rank=ranks)}, 2 chunks a rank, {plural(microbatch=count)}."
-        text = python_file(title, {"NODES": rows}, CODE)
+        text = python_file(title, {"NODES": rows}, TARGET.name)
     notes = (
         f"{plural(rank=ranks)}, 2 chunks a rank, {plural(microbatch=count)}; for ColossalAI 0.5.0",
         f'set: HybridParallelPlugin(pp_size={ranks}, pp_style="zbv", num_model_chunks=2, num_microbatches={count}, '

@@ -32,44 +32,6 @@ WORDS = {
 }
 Instruction = tuple[str, int]  # its name in deepspeed.runtime.pipe.schedule, the buffer
 
-CODE = '''
-from deepspeed.runtime.pipe import schedule
-from deepspeed.runtime.pipe.module import PipelineModule
-
-
-class ZbsolveSchedule(schedule.PipeSchedule):
-    """The steps above."""
-
-    def __init__(self, micro_batches, stages, stage_id):
-        super().__init__(micro_batches, stages, stage_id)
-        if (micro_batches, stages) != (MICRO_BATCHES, len(STEPS)):
-            raise ValueError(f"this schedule has {MICRO_BATCHES} microbatches and {len(STEPS)} stages")
-
-    def steps(self):
-        for word, buffer_id in STEPS[self.stage_id]:
-            yield [getattr(schedule, word)(buffer_id)]
-        yield [schedule.ReduceTiedGrads(), schedule.ReduceGrads(), schedule.OptimizerStep()]
-
-    def num_pipe_buffers(self):
-        return BUFFERS[self.stage_id]
-
-
-class ZbsolvePipelineModule(PipelineModule):
-    """A PipelineModule whose stages have the schedule's layers."""
-
-    def _partition_layers(self, method="uniform"):
-        if PARTS is None:
-            return super()._partition_layers(method)
-        if (self.num_stages, len(self._layer_specs)) != (len(PARTS) - 1, PARTS[-1]):
-            raise ValueError(f"this schedule has {PARTS[-1]} layers on {len(PARTS) - 1} stages")
-        self.parts = list(PARTS)
-        stage = self._topo.get_coord(self.global_rank).pipe
-        self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
-
-
-schedule.TrainSchedule = ZbsolveSchedule  # what PipelineEngine.train_batch makes its schedule of
-'''
-
 
 def write(schedule: Schedule, options: Options) -> Export:
     """A Python module that puts the schedule in DeepSpeed's place. Raises Refused, BadInput, Deadlock."""
@@ -91,7 +53,7 @@ def write(schedule: Schedule, options: Options) -> Export:
         *order.notes("DeepSpeed takes microbatches in the order of the batch", "its"),
     )
     facts = {**order.facts(), "parts": None if parts is None else list(parts), "buffers": list(buffers)}
-    return Export(python_file(title, data, CODE), notes, facts, [[list(cell) for cell in row] for row in rows])
+    return Export(python_file(title, data, TARGET.name), notes, facts, [[list(cell) for cell in row] for row in rows])
 
 
 def _with_buffers(row: list[Event], loads: bool) -> Iterator[Instruction]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import resources
 from pprint import pformat
 from typing import Annotated, Any, NamedTuple
 
@@ -134,11 +135,12 @@ class ForeignOrder:
 WIDTH = 120  # of a line in a Python file
 
 
-def python_file(title: str, data: Mapping[str, Sequence[Any] | int | str], code: str) -> str:
-    """A module: `title` as its docstring, each name of `data` with its value, then `code`."""
+def python_file(title: str, data: Mapping[str, Sequence[Any] | int | str], template: str) -> str:
+    """A module: `title` as its docstring, each name of `data` with its value, then what `templates/<template>.txt` says."""
     values = "".join(f"{name} = {pformat(value, width=WIDTH)}\n" for name, value in data.items())
     version = library_versions()["zbsolve"]
-    return f'"""{title}\n\nWritten by zbsolve {version}."""\n\n{values}\n' + code.strip("\n") + "\n"
+    code = (resources.files(__package__) / "templates" / f"{template}.txt").read_text(encoding="utf-8")
+    return f'"""{title}\n\nWritten by zbsolve {version}."""\n\n{values}\n{code}'
 
 
 StageOf = Mapping[tuple[int, int], int]  # (rank, chunk) → stage

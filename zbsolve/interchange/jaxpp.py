@@ -18,37 +18,6 @@ from .order import order_for
 
 TARGET = target("jaxpp")
 WORDS = {"F": "FWD", "B": "BWD_I", "W": "BWD_W", "BW": "BWD"}
-CODE = '''
-from dataclasses import dataclass
-
-from jaxpp.schedules import BaseSchedule, Task
-from jaxpp.types import MpmdIdx, TaskType
-
-
-@dataclass(eq=True, frozen=True)
-class ZbsolveSchedule(BaseSchedule):
-    """The tasks above."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.num_stages != len(PLACEMENT):
-            raise ValueError(f"this schedule has {len(PLACEMENT)} stages, not {self.num_stages}")
-        object.__setattr__(self, "is_partial_bwd", SPLIT_BACKWARD)
-
-    def get_mpmd_idx(self, stage_id):
-        return MpmdIdx(PLACEMENT[stage_id])
-
-    def tasks(self, n_mubatches):
-        if n_mubatches != MICROBATCHES:
-            raise ValueError(f"this schedule has {MICROBATCHES} microbatches, not {n_mubatches}")
-        return [
-            [Task.make(stage, microbatch, TaskType[word], latency) for stage, microbatch, word, latency in rank]
-            for rank in TASKS
-        ]
-
-
-schedule = ZbsolveSchedule(num_stages=len(PLACEMENT))
-'''
 
 
 def write(schedule: Schedule, options: Options) -> Export:
@@ -69,4 +38,6 @@ def write(schedule: Schedule, options: Options) -> Export:
         "use: treduce(function, batch, schedule=schedule), with as many microbatches and a mesh of as many ranks",
         *order.notes("JaxPP takes microbatches in the order of the batch", "its"),
     )
-    return Export(python_file(title, data, CODE), notes, order.facts(), [[list(task) for task in row] for row in tasks])
+    return Export(
+        python_file(title, data, TARGET.name), notes, order.facts(), [[list(task) for task in row] for row in tasks]
+    )

@@ -29,31 +29,6 @@ READ = Words(("F", "B", "W", "BW"), tuple(WORDS.values()))
 # for which Primus defers weight gradients.
 STANDS_FOR = {"single": "1f1b", "loop": "1f1b-interleaved", "vee": "zbv-formatted"}
 SPLIT_STANDS_FOR = STANDS_FOR | {"single": "zero-bubble"}
-CODE = '''
-from primus.core.pipeline_parallel.scheduler.schedule_table_factory import pp_algorithm_map
-from primus.core.pipeline_parallel.scheduler.scheduler_node import FuncType, SchedulerNode
-
-
-class ZbsolveSchedule(pp_algorithm_map[ALGORITHM]):
-    """The table above, whatever the algorithm would make."""
-
-    def generate_schedule_table(self):
-        asked = (self.pp_size, self.vpp_size, self.micro_batches)
-        if asked != SHAPE:
-            raise ValueError(f"this schedule is for (pp_size, vpp_size, micro_batches) {SHAPE}, not {asked}")
-        if getattr(self, "offload", False) or getattr(self, "combined_forward_backward", False):
-            raise ValueError("this schedule has no offload and no combined forward and backward")
-        return [[_node(*row) for row in rank] for rank in NODES]
-
-
-def _node(word, mini_batch, chunk, args=None):
-    named = None if args is None else dict(zip(("from_pp_rank", "to_pp_rank", OTHER[word], "time_step"), args))
-    return SchedulerNode(func_type=FuncType[word], mini_batch=mini_batch, chunk=chunk, args=named)
-
-
-OTHER = {"SF": "send_to_chunk", "SB": "send_to_chunk", "RF": "recv_from_chunk", "RB": "recv_from_chunk"}
-pp_algorithm_map[ALGORITHM] = ZbsolveSchedule
-'''
 
 
 def write(schedule: Schedule, options: Options) -> Export:
@@ -67,7 +42,7 @@ def write(schedule: Schedule, options: Options) -> Export:
     else:
         title = f"A schedule for Primus's pipeline: {plural(rank=ranks, stage=ranks * chunks, microbatch=count)}."
         data = {"ALGORITHM": algorithm, "SHAPE": (ranks, chunks, count), "NODES": rows}
-        text = python_file(title, data, CODE)
+        text = python_file(title, data, TARGET.name)
     vpp = f", {chunks} virtual stages a rank" if chunks > 1 else ""
     notes = (
         f"{plural(rank=ranks, stage=ranks * chunks, microbatch=count)}; for Primus of August 2026; not run in Primus itself",

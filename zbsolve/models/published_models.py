@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from importlib import resources
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..util.errors import BadInput
-from .blocks import BlockSizes, Decoder, LatentSizes, Routing, Scores, Tokens
+from .blocks import BlockSizes, Decoder, Scores, Tokens
 from .model import DTYPES, Model, Setting, language_model
 from .presets import ENDS, Block, Embed, Head
 
@@ -44,24 +46,6 @@ class Published:
     dtype: str = "bfloat16"
 
 
-def _gpt(layers: int, heads: int, width: int, batch: int) -> Published:
-    return Published("2401.10241, Table 3", layers, width, heads, 32_000, batch, 1024)
-
-
-def _decoder(source: str, layers: int, vocabulary: int, block: BlockSizes, batch: int = 1, **more: Any) -> Published:
-    return Published(source, layers, block.width, block.heads, vocabulary, batch, 4096, block, **more)
-
-
-def _gemma(layers: int, sizes: BlockSizes) -> Published:
-    block = replace(sizes, activation="gelu_tanh", post_norm=True)
-    return _decoder("2408.00118, Table 1", layers, 256_128, block, cap=30.0, scale=block.width**0.5, tied=True)
-
-
-def _tiny(block: BlockSizes, dense: tuple[int, int] = (0, 0)) -> Published:
-    source = "none: small enough for a CPU"
-    return Published(source, 4, block.width, block.heads, 256, 2, 64, block, dense, dtype="float32")
-
-
 # Layers, widths, heads, key and value heads, head widths and inner widths are those of the tables named, and so are length
 # and batch of the four GPTs; elsewhere one sequence of 4096 tokens is our choice. What a table does not print:
 # * GPT: the vocabulary; 32,000 gives the parameter counts that the paper names its models by.
@@ -78,47 +62,8 @@ def _tiny(block: BlockSizes, dense: tuple[int, int] = (0, 0)) -> Published:
 #   section 2; it is built without its attention scores' cap and sliding window: the fused attention kernels here have
 #   neither.
 # Exact parameter counts hold all of this against the released models (tests/models/test_models.py).
-QWEN2 = "2407.10671, Table 1"
-PUBLISHED: dict[str, Published] = {
-    "gpt-1.5b": _gpt(22, 24, 2304, 6),
-    "gpt-6.2b": _gpt(30, 32, 4096, 3),
-    "gpt-14.6b": _gpt(46, 40, 5120, 1),
-    "gpt-28.3b": _gpt(62, 48, 6144, 1),
-    "llama3-8b": _decoder("2407.21783, Table 3", 32, 128_256, BlockSizes(4096, 32, 8, 128, 14_336), theta=5e5),
-    "llama3-70b": _decoder("2407.21783, Table 3", 80, 128_256, BlockSizes(8192, 64, 8, 128, 28_672), theta=5e5),
-    "llama3-405b": _decoder("2407.21783, Table 3", 126, 128_256, BlockSizes(16384, 128, 8, 128, 53_248), theta=5e5),
-    "gemma2-9b": _gemma(42, BlockSizes(3584, 16, 8, 256, 14_336)),
-    "gemma2-27b": _gemma(46, BlockSizes(4608, 32, 16, 128, 36_864)),
-    "qwen2-7b": _decoder(QWEN2, 28, 152_064, BlockSizes(3584, 28, 4, 128, 18_944, qkv_bias=True), theta=1e6),
-    "qwen2-72b": _decoder(QWEN2, 80, 152_064, BlockSizes(8192, 64, 8, 128, 29_568, qkv_bias=True), theta=1e6),
-    "mixtral-8x7b": _decoder("2401.04088, Table 1", 32, 32_000, BlockSizes(4096, 32, 8, 128, 14_336, experts=8), theta=1e6),
-    "mixtral-8x22b": _decoder(
-        "mistral.ai/news/mixtral-8x22b, config.json of the released v0.1",
-        *(56, 32_000, BlockSizes(6144, 48, 8, 128, 16_384, experts=8)),
-        theta=1e6,
-    ),
-    "deepseek-v3": _decoder(
-        *("2412.19437, section 4.2", 61, 129_280),
-        BlockSizes(
-            *(7168, 128, 128, 128, 2048),
-            experts=256,
-            routing=Routing(taken=8, shared=1, groups=8, groups_taken=4, scale=2.5, room=100),
-            latent=LatentSizes(1536, 512, 64),
-        ),
-        batch=4,
-        dense=(3, 18_432),
-    ),
-    "moe-tiny": _tiny(BlockSizes(64, 4, 2, 16, 128, experts=4)),
-    "deepseek-tiny": _tiny(
-        BlockSizes(
-            *(64, 4, 4, 16, 32),
-            experts=8,
-            routing=Routing(taken=2, shared=1, groups=4, groups_taken=2, scale=2.5),
-            latent=LatentSizes(24, 16, 8),
-        ),
-        dense=(1, 128),
-    ),
-}
+SIZES = (resources.files(__package__) / "published.json").read_bytes()
+PUBLISHED = msgspec.json.decode(SIZES, type=dict[str, Published])
 
 
 def published_model(name: str, seed: int, setting: Setting) -> Model:
