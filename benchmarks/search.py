@@ -23,6 +23,7 @@ from zbsolve import BadInput, Layer, Link, Problem, Profile, Schedule, Step, pip
 from zbsolve.bench.suites import suite
 from zbsolve.greedy.lists.list_scheduler import list_schedule
 from zbsolve.greedy.lists.policy_annealing import starting_policies
+from zbsolve.ilp.bounds.closed_forms import all_closed_forms
 from zbsolve.ilp.cp import solve_cp
 from zbsolve.ilp.milp import solve_milp
 from zbsolve.problem.placement import parse
@@ -280,7 +281,17 @@ def sources(
 
     base = values("")
     rows = rows_of((source, _without(base, values(source))) for source in without)
-    return {"problems": {name: len(problem.passes) for name, problem in chosen.items()}, "all": base, "without": rows}
+    bounds = {name: _bounds(problem) for name, problem in chosen.items()}
+    passes = {name: len(problem.passes) for name, problem in chosen.items()}
+    return {"problems": passes, "bounds": bounds, "all": base, "without": rows}
+
+
+def _bounds(problem: Problem) -> list[int]:
+    """The highest closed form that counts whole microbatches (0: none says more than work), and of the others, µs."""
+    highest = [0, 0]
+    for form in all_closed_forms(problem):
+        highest["whole microbatches" not in form.proof] = max(highest["whole microbatches" not in form.proof], form.value)
+    return highest
 
 
 def _value(problem: Problem, without: str, effort: float, seed: int) -> int:

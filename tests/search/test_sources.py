@@ -25,7 +25,7 @@ from zbsolve.search.sources import (
     LAST,
     MANY_PASSES,
     PACED,
-    POOR,
+    POOR_OF_MANY,
     TURNS,
     Source,
     anew_seconds,
@@ -104,7 +104,7 @@ def test_a_short_search_of_many_passes_needs_no_paced_blocks_where_blocks_are_go
         pass
     assert len(problem.passes) > MANY_PASSES
     assert state.solver == BLOCK_SOLVER
-    assert state.value < POOR * state.bound.value
+    assert state.value < POOR_OF_MANY * state.bound.value
     assert state.clock.used < 0.25 * state.clock.total
     assert not any(True for arm in PACED.arms(ours) for _ in arm)
 

@@ -40,8 +40,9 @@ ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "one microbatch after the other"
 ORDERS_SOLVER, MOVES_PER_PASS, FEW_TURNS, TURNS_SHARE = "annealed orders", 40, 0.3, 0.7  # see `turns_seconds`
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
-# Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least.
-POOR, PACED_SHARE, PACED_TRIES = 1.15, 0.4, 4
+# Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least. In
+# a step of many passes, where they take long, it must be more than POOR_OF_MANY times.
+POOR, POOR_OF_MANY, PACED_SHARE, PACED_TRIES = 1.08, 1.15, 0.4, 4
 BLOCKS_SHARE = 0.1  # of the time: building blocks before paced ones
 # Above MANY_PASSES named orders come before policies, and for a part of the time their starts are decoded by these rules.
 MANY_PASSES, TIMES_SHARE = 4_000, 0.25
@@ -185,8 +186,9 @@ def _follow(state: State, g: MicrobatchGraph, target: Ints) -> None:
 
 
 def _near(state: State) -> bool:
-    """Whether the best schedule so far is at most POOR times the bound."""
-    return state.lean is not None and state.lean_value <= POOR * state.bound.value
+    """Whether the best schedule so far is so near to the bound that paced blocks are not needed."""
+    poor = POOR_OF_MANY if len(state.problem.passes) > MANY_PASSES else POOR
+    return state.lean is not None and state.lean_value <= poor * state.bound.value
 
 
 def _paced(search: Search) -> Arm:
