@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from zbsolve import Infeasible, NotFound, Problem, pipeline, verify
-from zbsolve.build import with_offload, with_sharding
+from zbsolve import Edge, Infeasible, NotFound, Pass, Problem, pipeline, verify
+from zbsolve.build import Work, with_offload, with_sharding, with_work
+from zbsolve.greedy.arrays.microbatch import microbatch_graph
 from zbsolve.greedy.lists.list_scheduler import deepest_first, list_schedule
 from zbsolve.greedy.lists.policy_annealing import starting_policies
 from zbsolve.ilp.bounds.bound import AREA, rounded_up, value_unit
@@ -220,6 +221,24 @@ def test_copies_and_what_is_beside_microbatches_count(sizes, capacity, others, b
     assert (highest.value, SAID in highest.proof) == (bound, True)
     assert exact_streams.optimum(problem) == best
     assert recheck(problem, highest, 5.0).value == bound
+
+
+def test_what_a_pass_of_no_microbatch_holds_counts_once() -> None:
+    """Work beside a step of one microbatch is on the compute stream, too."""
+    step = pipeline([3], [4], [2], microbatches=1, held_until_B=1, held_until_W=1, capacity=4)
+    problem = with_work(step, Work(rank=0, time=5, pieces=1, before=0, held=2))
+    assert max(form.value for form in all_closed_forms(problem)) == exact_streams.optimum(problem) == 14
+
+
+def test_a_stream_that_ranks_share_is_not_each_ones_only_one() -> None:
+    """Rank 0 runs on two streams, rank 1 on the second of these."""
+    shared = ("compute:1",)
+    passes = [Pass("F", 0, m, 0, 4, 0) for m in range(2)] + [Pass("B", 0, m, 0, 3, 0, shared) for m in range(2)]
+    passes += [Pass("F", 1, m, 1, 2, 0, shared) for m in range(2)]
+    edges = [Edge(f"0F{m}", f"0B{m}", 0, 1, carries="") for m in range(2)]
+    problem = Problem.of(passes, edges, [2, 2])
+    assert microbatch_graph(problem) is None
+    assert max(form.value for form in all_closed_forms(problem)) <= exact_streams.optimum(problem)
 
 
 def test_what_fits_nowhere_has_no_price() -> None:

@@ -88,7 +88,8 @@ def _of_alike_microbatches(problem: Problem) -> MicrobatchGraph | None:
     """`microbatch_graph` without the cache."""
     passes, edges, lanes = problem.passes, problem.edges, problem.lanes
     m = len(lanes[0])
-    if any(len(rows) != m for rows in lanes) or len(set(passes.streams.tolist())) != problem.ranks:
+    own = len(np.unique(passes.streams * problem.ranks + passes.rank))  # pairs of a rank and a stream of it
+    if any(len(rows) != m for rows in lanes) or not own == len(np.unique(passes.streams)) == problem.ranks:
         return None
     if any(len(streams) != 1 for streams in passes.stream_sets):
         return None

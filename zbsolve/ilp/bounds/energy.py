@@ -203,8 +203,7 @@ def _in_whole_microbatches(problem: Problem) -> list[PoolStays]:
         first, last = prices.first[counts], prices.last[counts]
         size, life = (np.repeat(column, counts.sum(axis=1)) for column in (prices.price, prices.life))
         stays = Stays(first, last, size, np.maximum(life, paths_within(problem, first, last)))
-        why = WHOLE_ONES.format(room=problem.room[rank])
-        pools.append(PoolStays((rank,), f"rank {rank}", prices.most, stays, why))
+        pools.append(PoolStays((rank,), f"rank {rank}", prices.most, stays, WHOLE_ONES.format(room=problem.room[rank])))
     return pools
 
 

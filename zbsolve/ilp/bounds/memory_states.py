@@ -88,14 +88,17 @@ class Microbatches(NamedTuple):
 
     @classmethod
     def of(cls, problem: Problem) -> Microbatches | None:
-        """None where microbatches differ, or no memory has a limit."""
-        g, e, lane = microbatch_graph(problem), problem.edges, arrays_of(problem).lane
+        """None where microbatches differ, no memory has a limit, or a rank has no pass of a microbatch."""
+        inside, e, lane = problem.in_microbatch, problem.edges, arrays_of(problem).lane
+        if problem.capacity is None or len(np.unique(problem.passes.rank[inside])) < problem.ranks:
+            return None
+        g = microbatch_graph(problem) if inside.all() else None
         if g is None and (g := paced_graph(problem)) is not None:  # it ignores bytes
-            rows = np.flatnonzero(problem.in_microbatch[e.before] & problem.in_microbatch[e.after])
+            rows = np.flatnonzero(inside[e.before] & inside[e.after])
             columns = np.stack([lane[e.before], lane[e.after], problem.device_bytes, problem.passes.microbatch[e.before]])
             each = columns[:, rows[np.lexsort(columns[:, rows])]][:3].reshape(3, g.microbatches, -1)
             g = g if (each == each[:, :1]).all() else None
-        return None if g is None or problem.capacity is None else cls(problem, g, pools_of(problem, g))
+        return None if g is None else cls(problem, g, pools_of(problem, g))
 
 
 def best_prices(problem: Problem) -> Iterator[tuple[int, Prices]]:
@@ -133,12 +136,12 @@ def prices_of(alike: Microbatches, rank: int, enough: float = 0.0) -> Iterator[P
     ends = np.unique(np.hstack([edges, np.tile(np.arange(len(lanes)), (2, 1))]), axis=1)
     ends = ends[:, ~states.within(*ends)[(size == 0) & (states.streams == 0)].any(axis=0)]  # of others any number is open
     beside = _beside(problem, g.passes[lanes], rank, unit)
-    for late in (False, True) if any(one.late(*ends).any() for one in beside) else (False,):
+    for late in {False, any(one.late(*ends).any() for one in beside)} if ends.size else ():
         found, skipped = _moments(states, size, ends, room, beside, late)
         life = ways[ends[1], ends[0]]
         price, most = _whole(found, _best_prices(found, life, enough))
         used = price > 0
-        first, last = (g.passes[lanes[one[used]]] for one in ends)
+        first, last = g.passes[lanes[ends[:, used]]]
         if most > 0:
             yield Prices(first, last, price[used], life[used], skipped[used], most)
 
@@ -180,9 +183,9 @@ def _states(after: Bools, stream: Ints) -> _States | None:
 
 
 class _Beside(NamedTuple):
-    """An edge beside microbatches, or equal ones for a part of the microbatches each. size: in units. One value for each of
-    the rank's lanes: begins, whether each of its passes is behind the start of the microbatch's edge; ends, whether it is
-    before its end."""
+    """An edge beside microbatches, or equal ones for a part of the microbatches each. size: in units. alone: whether it is
+    one, and lanes run by number. One value for each of the rank's lanes: begins, whether each of its passes is behind the
+    start of the microbatch's edge; ends, whether it is before its end."""
 
     size: int
     alone: bool
@@ -212,7 +215,7 @@ def _beside(problem: Problem, passes: Ints, rank: int, unit: int) -> list[_Besid
         fits = np.where(begins.any(axis=1) & ends.any(axis=1), begins.sum(axis=1) + ends.sum(axis=1), 0).argmax(axis=0)
         every = [np.asarray(side[fits, :, np.arange(passes.shape[1])].all(axis=0)) for side in (begins, ends)]
         if every[0].any() and every[1].any():
-            found.append(_Beside(-key[0] // unit, len(rows) == 1, *every))
+            found.append(_Beside(-key[0] // unit, len(rows) == 1 and a.shift.size > 0, *every))
     return found[:MAX_BESIDE]
 
 
@@ -326,13 +329,11 @@ def _packed(weight: Ints, value: Floats, streams: Ints, room: int, every: int) -
                     if now > best[free, size]:
                         best[free, size], taken[free, size] = now, k
     count, free, size = np.zeros(len(weight)), every, room
-    while size > 0 or free > 0:
+    while size > 0 or taken[free, size] >= 0:
         k = taken[free, size]
         if k >= 0:
             count[k] += 1
             free, size = free ^ streams[k], size - weight[k]
-        elif size > 0:
-            size -= 1
         else:
-            break
+            size -= 1
     return best[every, room], count
