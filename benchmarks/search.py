@@ -288,10 +288,8 @@ def sources(
 
 def _bounds(problem: Problem) -> list[int]:
     """The highest closed form that counts whole microbatches (0: none says more than work), and of the others, µs."""
-    highest = [0, 0]
-    for form in all_closed_forms(problem):
-        highest["whole microbatches" not in form.proof] = max(highest["whole microbatches" not in form.proof], form.value)
-    return highest
+    forms = [("whole microbatches" in form.proof, form.value) for form in all_closed_forms(problem)]
+    return [max((value for whole, value in forms if whole == asked), default=0) for asked in (True, False)]
 
 
 def _value(problem: Problem, without: str, effort: float, seed: int) -> int:

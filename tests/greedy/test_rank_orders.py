@@ -56,6 +56,20 @@ def test_orders_of_a_schedule_are_no_longer_and_hold() -> None:
     assert tried > 40
 
 
+def test_a_copy_that_frees_memory_is_brought_before_a_forward_that_does_not_fit() -> None:
+    step = pipeline([3], [4], [2], microbatches=3, held_until_B=2, held_until_W=2)
+    problem = replace(with_offload(step, 6, 6), capacity=(4,))
+    schedule = list_schedule(problem, deepest_first(problem))
+    orders = orders_of(schedule)
+    order, names = orders.t.order, problem.names
+    place = [names[row] for row in order].index("0O0")
+    assert names[order[place + 1]] == "0F1"
+    order[[place, place + 1]] = order[[place + 1, place]]
+    orders.t.passes["place"][order] = np.arange(len(order))
+    assert timed(orders, NEVER) == schedule.timeline().value
+    assert [names[row] for row in order[place : place + 2]] == ["0O0", "0F1"]
+
+
 def test_annealed_orders_hold_and_get_shorter() -> None:
     gained = 0
     for seed, schedule in starts():

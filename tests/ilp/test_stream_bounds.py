@@ -60,14 +60,14 @@ def one_thread(seconds: float, effort: float | None) -> CpSolver:
     return make_solver(seconds, 1, seed=0, effort=effort)
 
 
-def tight(microbatches: int = 8, copy: int = 22, room: int = 4) -> Problem:
+def tight(copy: int = 22, room: int = 4) -> Problem:
     """One microbatch fits a device of 4 bytes, and must leave before its backward comes."""
-    step = pipeline([30, 30], [40, 40], [20, 20], comm=3, microbatches=microbatches, held_until_B=2, held_until_W=2)
+    step = pipeline([30, 30], [40, 40], [20, 20], comm=3, microbatches=4, held_until_B=2, held_until_W=2)
     return with_offload(replace(step, capacity=(room, room)), copy, copy)
 
 
 def test_one_rank_with_its_copies_is_stronger_than_closed_forms_and_can_be_proven_again() -> None:
-    problem = tight(4, copy=10, room=6)
+    problem = tight(copy=10, room=6)
     first = closed_form(problem).value
     found = list(higher_stream_bounds(problem, first, np.array([456]), Clock(60.0, 60.0), 8.0, one_thread))
     assert found[-1].value == 456 > first  # and a schedule has it
@@ -78,6 +78,6 @@ def test_one_rank_with_its_copies_is_stronger_than_closed_forms_and_can_be_prove
 
 
 def test_solve_proves_what_it_proved_not_before() -> None:
-    certificate = solve(tight(4), effort=1.0, prefer=None).certificate
+    certificate = solve(tight(), effort=1.0, prefer=None).certificate
     assert certificate is not None
     assert certificate.gap < 0.02

@@ -8,13 +8,14 @@ which run. The state tells its bytes. At most one pass runs on each of the rank'
 of a pass to the end of the same or a later pass of the microbatch, so the state also tells which intervals it is in. Each
 interval has a price, 0 or more, and a life: the longest path between its ends.
 
-*Edges beside microbatches* (gathered parameters, gradients that are not exchanged yet) hold bytes from the start of a pass
-x to the end of a pass y, where x or y is of no microbatch. Such an edge is open while a microbatch has begun a pass to whose
+*Edges beside microbatches* (gathered parameters, gradients that are not exchanged yet) hold bytes from the start of a pass x
+to the end of a pass y, where x or y is of no microbatch. Such an edge is open while a microbatch has begun a pass to whose
 lane's first pass a path leads from x, and has not ended a pass from whose lane's last pass a path leads to y: lanes run by
-number. While it is open, its bytes are taken off the capacity. An interval is *late* for the edge if a path leads from x to
-the first pass of the lane that ends it, but none to that of the lane that begins it, and one from the last of its ends to y.
-If it is open while the edge is not, x has not started, and the interval stays open until x starts. So it is one of the first
-n microbatches, where n of them fit. For these, late intervals are not counted, and without the edge no late one is open.
+number. While it is open, its bytes are taken off the capacity. Of equal edges for parts of the microbatches one counts. An
+interval is *late* for the edge if a path leads from x to the first pass of the lane that ends it, but none to that of the
+lane that begins it, and one from the last of its ends to y. If it is open while the edge is not, x has not started, and the
+interval stays open until x starts. So it is one of the first n microbatches, where n of them fit. For these, late intervals
+are not counted, and without the edge no late one is open.
 
 Let `most` be the highest sum of prices over all sets of states that fit the capacity and run one pass a stream at most.
 
@@ -23,8 +24,8 @@ intervals that are open add up to `most` or less. Integrated over the window the
 no interval is open for less than its life. As no price is below 0, an order that holds for longer only adds. ∎
 
 So prices take the place of bytes and `most` that of the capacity, in every bound by energy, also while memory fills and
-empties: parts of the sum are at most `most`, too. If prices are bytes, it is the usual bound; if each compute pass has price
-1, it is the rank's work.
+empties: parts of the sum are at most `most`, too. With bytes as prices it is the usual bound; with 1 for compute passes, the
+work.
 
 **Prices** that give most are the dual of a cutting-stock problem: the least time in which sets of states keep each interval
 open for its life (Gilmore and Gomory, *A linear programming approach to the cutting-stock problem*, 1961). Each set comes
@@ -117,8 +118,8 @@ def best_prices(problem: Problem) -> Iterator[tuple[int, Prices]]:
 
 def prices_of(alike: Microbatches, rank: int, enough: float = 0.0) -> Iterator[Prices]:
     """The prices of a rank that give most for very many microbatches, for the intervals of its edges with bytes and of its
-    passes; where some are late, once with these counted as others are, and once not. None where a microbatch has too many
-    states, or the memory has no limit. enough: µs; the search ends if no prices give more."""
+    passes; where some are late, once with these counted as others are, and once not. There are none where a microbatch has
+    too many states, or the memory has no limit. enough: µs; the search ends if no prices give more."""
     problem, g, held = alike.problem, alike.g, alike.pools.edges
     lanes, room = np.flatnonzero(problem.passes.rank[g.passes[:, 0]] == rank), int(problem.room[rank])
     ways = longest_ways(g, lanes)[lanes]  # [to, from]
