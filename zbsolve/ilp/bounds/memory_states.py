@@ -23,9 +23,8 @@ Let `most` be the highest sum of prices over all sets of states that fit the cap
 intervals that are open add up to `most` or less. Integrated over the window they are Σ price · (how long each is open), and
 no interval is open for less than its life. As no price is below 0, an order that holds for longer only adds. ∎
 
-So prices take the place of bytes and `most` that of the capacity, in every bound by energy, also while memory fills and
-empties: parts of the sum are at most `most`, too. With bytes as prices it is the usual bound; with 1 for compute passes, the
-work.
+So prices take the place of bytes and `most` that of the capacity in every bound by energy, also while memory fills and
+empties: parts of the sum are at most `most`, too. With bytes as prices it is the usual bound.
 
 **Prices** that give most are the dual of a cutting-stock problem: the least time in which sets of states keep each interval
 open for its life (Gilmore and Gomory, *A linear programming approach to the cutting-stock problem*, 1961). Each set comes
