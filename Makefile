@@ -15,8 +15,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # What is not on disk, by two processes side by side. Processes that run beside each other later would each compile it all.
 kernels: .venv/stamp
 	@echo 'compiling the kernels of the solver and the planner that are not on disk; nothing else is printed meanwhile'
-	@$(BIN)/python -c 'import zbsolve.planner.planning as p; p.compiled()' & planner=$$!; \
-		$(BIN)/python -c 'import zbsolve.search.solver as s; s.compiled()' && wait $$planner
+	@$(BIN)/python -c 'import zbsolve.planner.planning as p, zbsolve.search.solver as s; p.compiled(); s.compiled_bounds()' \
+		& bounds=$$!; $(BIN)/python -c 'import zbsolve.search.solver as s; s.compiled()' && wait $$bounds
 
 demo: kernels
 	$(BIN)/python -m benchmarks demo demo

@@ -13,7 +13,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import zbsolve
-from zbsolve.util.kernels import inner_kernel
+from zbsolve.util.kernels import inner_kernel, kernel, subkernel
 
 
 def printed(folder: Path, *words: str) -> str:
@@ -119,7 +119,23 @@ def test_an_inner_kernel_that_would_make_an_array_is_refused() -> None:
         return np.zeros(count).sum()
 
     with pytest.raises(Exception, match="Only accept returning of array passed"):
-        wrong(3)
+        kernel(lambda count: wrong(count))(3)
+
+
+def test_what_only_kernels_call_has_no_code_for_python() -> None:
+    @subkernel
+    def twice(values):  # type: ignore[no-untyped-def]
+        return np.append(values, values)
+
+    @kernel
+    def summed(values):  # type: ignore[no-untyped-def]
+        return twice(values).sum()
+
+    with pytest.raises(TypeError, match="only kernels can call"):
+        twice(np.ones(3))
+    assert summed(np.ones(3)) == 6
+    with pytest.raises(TypeError, match="only kernels"):
+        twice(np.ones(3))
 
 
 def test_every_kernel_runs_without_the_lock_of_the_interpreter() -> None:
@@ -130,10 +146,11 @@ def test_every_kernel_runs_without_the_lock_of_the_interpreter() -> None:
         "kernels.py"
     ]
     seen = 0
-    for path in (path for path, text in files.items() if re.search(r"^@(inner_)?kernel$", text, re.MULTILINE)):
+    for path in (path for path, text in files.items() if re.search(r"^@(inner_|sub)?kernel$", text, re.MULTILINE)):
         module = importlib.import_module(".".join(("zbsolve", *path.relative_to(home).with_suffix("").parts)))
-        own = [one for one in vars(module).values() if isinstance(one, Dispatcher) and one.__module__ == module.__name__]
-        assert len(own) == len(re.findall(r"^@(?:inner_)?kernel$", files[path], re.MULTILINE)), path.name
+        made = [getattr(one, "made", one) for one in vars(module).values()]
+        own = [one for one in made if isinstance(one, Dispatcher) and one.__module__ == module.__name__]
+        assert len(own) == len(re.findall(r"^@(?:inner_|sub)?kernel$", files[path], re.MULTILINE)), path.name
         assert all(one.targetoptions["nogil"] for one in own), path.name
         seen += len(own)
     assert seen > 60

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..problem import Ints
-from ..util.kernels import kernel
+from ..util.kernels import kernel, subkernel
 from .arrays.microbatch import MicrobatchGraph, reversed_graph
 from .decoding import Decoded, DecodeRule, decode, decode_fast, repeat_rows
 
@@ -53,7 +53,7 @@ class Annealing(NamedTuple):
     ended: Ints = np.zeros(1, np.int64)
 
 
-@kernel
+@subkernel
 def total_length(g: MicrobatchGraph, start: Ints) -> int:
     """The sum over ranks of the last end, for the span less the first start, µs. It breaks ties between schedules of equal
     value in annealing. start: µs, shape (lanes, microbatches)."""
@@ -121,7 +121,7 @@ NO_LAYERS = Layers(_NONE, _NONE, _NONE, _NO_TABLE, _NO_TABLE, _NONE, _NONE, alon
 LAYER_SHARE = 0.4  # of trials move layers
 
 
-@kernel
+@subkernel
 def _weigh(g: MicrobatchGraph, layers: Layers) -> None:
     """Write times and bytes of lanes into the graph, for the present `layers.counts`."""
     ends = np.zeros(len(layers.counts) + 1, np.int64)
@@ -137,7 +137,7 @@ def _weigh(g: MicrobatchGraph, layers: Layers) -> None:
             g.capacity[g.rank[lane]] -= layers.held[2, b] - layers.held[2, a]
 
 
-@kernel
+@subkernel
 def _move_layers(counts: Ints, ranks: int) -> None:
     """Move up to three layers, once or twice, in place: to a neighbouring stage, `ranks` stages away, or to any stage."""
     for _ in range(1 + np.random.randint(2)):
@@ -225,7 +225,7 @@ class Pattern(NamedTuple):
     rule: DecodeRule
 
 
-@kernel
+@subkernel
 def _bend(g: MicrobatchGraph, offset: Ints, step: int) -> None:
     """Shift offsets by `step` µs, in place: of one lane, of all from one on (equally or increasingly), of some in a row, or
     of sinks; in all rows or in one."""

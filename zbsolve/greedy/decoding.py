@@ -17,7 +17,7 @@ import numpy as np
 from ..problem import Problem
 from ..problem.tables import Ints
 from ..schedule import Schedule
-from ..util.kernels import kernel
+from ..util.kernels import kernel, subkernel
 from .arrays.accounts import Records, Row, record
 from .arrays.microbatch import MicrobatchGraph
 from .arrays.problem_arrays import NEVER
@@ -48,7 +48,7 @@ def first_of(tree: Ints) -> int:
     return at - width
 
 
-@kernel
+@subkernel
 def bring_forward(tree: Ints, rank: int, moment: int) -> None:
     """Lower a rank's time to `moment`, if that is earlier."""
     if moment < tree[len(tree) // 2 + rank]:
@@ -187,7 +187,7 @@ _PASS = record("following previous place ready waiting")
 _RANK = record("first last capacity used head takers begin free opened to_go")
 
 
-@kernel
+@subkernel
 def _before_sinks(g: MicrobatchGraph, lane: int) -> int:
     """1 if only sinks wait for the lane, such as for the first stage's B; else 0."""
     for e in range(g.out_first[lane], g.out_first[lane + 1]):
@@ -196,7 +196,7 @@ def _before_sinks(g: MicrobatchGraph, lane: int) -> int:
     return 1
 
 
-@kernel
+@subkernel
 def _tables(g: MicrobatchGraph, order: Ints, m: int) -> tuple[Records, Records, Records]:
     """The records of lanes, passes and ranks before anything has started. order: as `Decoded.order`."""
     lanes, passes, ranks = np.empty(len(g.rank), _LANE), np.empty(len(order), _PASS), np.empty(len(g.capacity), _RANK)
@@ -221,7 +221,7 @@ def _tables(g: MicrobatchGraph, order: Ints, m: int) -> tuple[Records, Records, 
     return lanes, passes, ranks
 
 
-@kernel
+@subkernel
 def _to_go(g: MicrobatchGraph, m: int) -> Ints:
     """For each rank µs of all its passes, and the least time behind the last one; for the span, of its passes alone."""
     behind, to_go = np.zeros(len(g.rank), np.int64), np.full(len(g.capacity), NEVER, np.int64)
@@ -297,7 +297,7 @@ def _choose(lanes: Records, passes: Records, row: Row, rank_lanes: Ints, rule: D
     return -1
 
 
-@kernel
+@subkernel
 def _take_out(lane: Row, passes: Records, row: Row, m: int, i: int) -> None:
     """Pass i of `lane` starts: take it out of the rest of its rank's order. row: the rank's record."""
     following, previous = passes[i].following, passes[i].previous

@@ -21,7 +21,7 @@ from ..schedule.timeline import Floats, Paced, Precedence, longest_path, paced
 from ..schedule.trace import Trace
 from ..util.columns import compiled
 from ..util.errors import BadInput
-from ..util.kernels import kernel
+from ..util.kernels import kernel, subkernel
 from ..util.text import parse_share
 from .lengths import STALLED, lengths_of
 
@@ -510,7 +510,7 @@ def _bounded(
     return bounds
 
 
-@kernel
+@subkernel
 def _holding(arcs: tuple[Ints, Ints, Ints, Ints], took: Floats, head: Floats, tail: Floats, h: _Held) -> float:
     """A lower bound of one step by memory over time, µs. Bytes are held from the start of the pass that takes them, at least
     for the longest path to the end of the pass that frees them. The sum of bytes · time in a pool is at most its room times

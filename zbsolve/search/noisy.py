@@ -25,7 +25,7 @@ from ..schedule.handover import lacking
 from ..schedule.timeline import Floats
 from ..util.clock import Clock
 from ..util.errors import interruption
-from ..util.kernels import kernel
+from ..util.kernels import kernel, subkernel
 from ..verifier import verify
 from .certify import certified_as
 
@@ -143,7 +143,7 @@ def _values(t: OrderTables, s: Drawn) -> None:
             s.values[d] = max(s.values[d], end[d])
 
 
-@kernel
+@subkernel
 def _aim(values: Floats, share: float) -> float:
     """The mean; or a quantile, as the mean of the steps around it, which varies less than one step does: on each side half
     as many as are above the quantile."""
@@ -153,7 +153,7 @@ def _aim(values: Floats, share: float) -> float:
     return float(np.sort(values)[middle - aside : middle + aside + 1].mean())
 
 
-@kernel
+@subkernel
 def _choice(t: OrderTables, s: Drawn, d: int) -> tuple[int, int, bool]:
     """A random move at a place of the critical path of step d where a pass waits for the one before it on its stream: one of
     the two passes moves. a = −1: there is no such place."""

@@ -15,7 +15,7 @@ from ..problem import Problem
 from ..problem.tables import Ints
 from ..schedule import Schedule
 from ..util.errors import NotFound
-from ..util.kernels import kernel
+from ..util.kernels import kernel, subkernel
 from .plain_step import B, F, StepTimes, W, check_plain, order_of, schedule_of, times_of
 
 
@@ -108,7 +108,7 @@ def _fill(step: StepTimes, state: _Placed, rank: int, until: int, need: int) -> 
         _run(step, state, W, stage)
 
 
-@kernel
+@subkernel
 def _room_for_more(step: StepTimes, state: _Placed, rank: int) -> bool:
     """Whether the rank has a microbatch left, and one more fits in both chunks of every rank up to this one."""
     for r in range(rank + 1):
@@ -146,7 +146,7 @@ def _warm_up(step: StepTimes, state: _Placed) -> None:
             up = not up
 
 
-@kernel
+@subkernel
 def _half_round(step: StepTimes, state: _Placed, kind: int, chosen: Ints) -> int:
     """Place one F or one B on every rank that can run one: of its chunk that is further along if its input is placed, else
     of the other. chosen: filled with the stage of each rank. Returns the number of placed passes."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Ints
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from ..arrays.accounts import compressed_rows
 from ..arrays.microbatch import MicrobatchGraph, rank_work
 
@@ -190,7 +190,7 @@ def first_fit(g: MicrobatchGraph, target: Ints, period: int, offset: Ints) -> in
     return misfits
 
 
-@kernel
+@subkernel
 def shift_targets(target: Ints, shifts: Ints, ranks: int) -> None:
     """Shift target offsets, in place: of one lane, of all from one on (equally or increasingly), or of some in a row."""
     # It takes the number of ranks, not the graph: counting references to the graph's arrays took 8 % of an annealing.

@@ -13,13 +13,13 @@ import numpy as np
 
 from ...problem import Ints, Problem
 from ...problem.tables import Bools
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from ..arrays.accounts import compressed_rows
 from ..arrays.microbatch import MicrobatchGraph, rank_work
 from .building_block import MemoryEdges, longest_ways
 
 
-@kernel
+@subkernel
 def free_near(g: MicrobatchGraph, placed: Bools, lane: int, at: int, limit: int, period: int, offset: Ints) -> int:
     """The first time from `at` towards `limit` at which no other placed lane of the stream runs, µs; `limit` if there is
     none. placed, offset: whether and where each lane is placed, shape (lanes,). period: µs."""
@@ -146,7 +146,7 @@ def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period
     return False
 
 
-@kernel
+@subkernel
 def _fetched(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> bool:
     """Place the fetches that a placed lane waits for, each as late as possible. Returns whether all have a place."""
     for e in range(g.in_first[lane], g.in_first[lane + 1]):
@@ -160,7 +160,7 @@ def _fetched(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, peri
     return True
 
 
-@kernel
+@subkernel
 def _take_back(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, offset: Ints) -> None:
     """Undo the placement of a lane and its fetches."""
     w.placed[lane] = False
@@ -170,7 +170,7 @@ def _take_back(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, of
             offset[i], w.placed[i], w.user[i] = w.ready[i], False, NOBODY
 
 
-@kernel
+@subkernel
 def _full_pool(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> int:
     """A pool of the lane or of its fetches that is over its room; −1: none."""
     for k in range(pools.pool_first[lane], pools.pool_first[lane + 1]):
@@ -185,7 +185,7 @@ def _full_pool(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, pe
     return -1
 
 
-@kernel
+@subkernel
 def _has_room(g: MicrobatchGraph, pools: BlockPools, w: _Placing, pool: int, period: int, offset: Ints) -> bool:
     """Whether a pool keeps within its room at all phases."""
     edges, count, always, most = pools.edges, 0, 0, 0
@@ -217,7 +217,7 @@ def _has_room(g: MicrobatchGraph, pools: BlockPools, w: _Placing, pool: int, per
     return True
 
 
-@kernel
+@subkernel
 def _until_freed(g: MicrobatchGraph, pools: BlockPools, w: _Placing, pool: int, at: int, period: int, offset: Ints) -> int:
     """The time from `at` to the next moment at which memory of a pool is freed, µs."""
     edges, wait = pools.edges, period

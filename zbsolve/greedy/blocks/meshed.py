@@ -16,7 +16,7 @@ import numpy as np
 
 from ...problem import Ints
 from ...problem.tables import Bools
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from ..arrays.microbatch import MicrobatchGraph, rank_work
 
 MAX_TOGETHER = 16  # microbatches that repeat together; more gain less than 1 %
@@ -191,7 +191,7 @@ def _place(g: MicrobatchGraph, waves: Waves, wave: int, at: int, beat: Beat, tak
     return -1
 
 
-@kernel
+@subkernel
 def _slot_of(beat: Beat, tick: int) -> int:
     """The slot of a tick; pauses lie at equal distances between ticks."""
     return tick + (tick * beat.pauses + beat.pauses) // beat.ticks

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Ints
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from ..arrays.microbatch import MicrobatchGraph
 from .building_block import BuildingBlock, block_peaks, earliest_offsets, period_lower_bound, serial_block
 
@@ -55,7 +55,7 @@ def packed_fit(g: MicrobatchGraph, target: Ints, period: int, offset: Ints) -> i
     return misfits
 
 
-@kernel
+@subkernel
 def _scratch(most: int) -> _Scratch:
     """Scratch arrays for ranks of at most so many lanes."""
     sums = 1 + most + most * most
@@ -64,7 +64,7 @@ def _scratch(most: int) -> _Scratch:
     return _Scratch(column[0], column[1], column[2], column[3], column[4], column[5], np.empty(sums, np.int64), tried)
 
 
-@kernel
+@subkernel
 def _first_packing(g: MicrobatchGraph, offset: Ints, lane: int, at: int, period: int, s: _Scratch) -> int:
     """How long a lane that is ready `at` must wait for a phase that leaves room for the others, µs; −1: there is none."""
     placed, rest = _neighbours(g, offset, lane, at, period, s)
@@ -148,7 +148,7 @@ def _sums(s: _Scratch, gaps: int, rest: int, length: int) -> int:
     return count
 
 
-@kernel
+@subkernel
 def _phases(s: _Scratch, gaps: int, sums: int, length: int, period: int) -> int:
     """Fill in the phases to try, ascending: 0, and those whose distance to an end of a gap is one of the sums. Returns how
     many."""
@@ -168,7 +168,7 @@ def _phases(s: _Scratch, gaps: int, sums: int, length: int, period: int) -> int:
     return count
 
 
-@kernel
+@subkernel
 def _packs(gaps: Ints, count: int, rest: Ints, passes: int) -> bool:
     """Whether passes, longest first, fit into gaps, by a short search with backtracking. Changes `gaps`."""
     total, room = 0, 0

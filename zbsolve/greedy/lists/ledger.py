@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import UNLIMITED, Ints
-from ...util.kernels import inner_kernel, kernel
+from ...util.kernels import inner_kernel, subkernel
 from ..arrays.problem_arrays import ProblemArrays
 
 RESERVED = 3
@@ -36,7 +36,7 @@ class Ledger(NamedTuple):
     credit: Ints
 
 
-@kernel
+@subkernel
 def new_ledger(a: ProblemArrays) -> Ledger:
     """The ledger before anything has started."""
     pools, phase = np.zeros((3, len(a.room)), np.int64), np.zeros(len(a.duration), np.int64)

@@ -21,7 +21,7 @@ from ...problem import UNLIMITED, Ints, Problem
 from ...schedule import Schedule
 from ...schedule.timeline import Floats
 from ...util.errors import NotFound
-from ...util.kernels import inner_kernel, kernel
+from ...util.kernels import inner_kernel, kernel, subkernel
 from ..arrays.accounts import brings_back
 from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, last_microbatch, usual_ahead
 from ..syncs import Moments, moments_of, synced
@@ -30,7 +30,7 @@ from .ledger import Ledger, free, may_take, new_ledger, take
 STRETCHED = 3  # with slowdowns: how often scheduling is repeated with the durations of the schedule before
 
 
-@kernel
+@subkernel
 def push(heap: Ints, size: int, key: int) -> Ints:
     """Add `key` to the binary heap in heap[:size]. Returns the heap, or a larger copy if it was full."""
     if size == len(heap):
@@ -143,7 +143,7 @@ class _State(NamedTuple):
     ledger: Ledger
 
 
-@kernel
+@subkernel
 def _initial(a: ProblemArrays) -> _State:
     """The state before anything has started."""
     ready, begun = np.zeros(len(a.duration), np.int64), np.zeros(len(a.partner), np.int64)

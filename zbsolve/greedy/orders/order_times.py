@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from ...util.kernels import inner_kernel, kernel
+from ...util.kernels import inner_kernel, kernel, subkernel
 from .critical_moves import OrderTables
 
 CIRCLE = -1  # in place of a value: the order has a cycle
@@ -68,7 +68,7 @@ def retime(t: OrderTables, a: int, b: int, count: int) -> int:
     return value
 
 
-@kernel
+@subkernel
 def _sort(t: OrderTables) -> bool:
     """Sort all passes topologically (Kahn, 1962). Returns False if there is a cycle."""
     passes, links, streams, order, line = t.passes, t.links, t.streams, t.order, t.sorted
@@ -97,7 +97,7 @@ def _sort(t: OrderTables) -> bool:
     return ready == n
 
 
-@kernel
+@subkernel
 def _sort_behind(t: OrderTables, b: int, count: int) -> bool:
     """Update `sorted` after the last `count` passes up to place b moved back: they, and passes that wait for them, go behind
     the others. Returns False, with nothing changed, if one of the others waits for them (a cycle)."""
@@ -136,7 +136,7 @@ def _part(t: OrderTables, low: int, high: int) -> None:
         t.passes[t.scratch[k]].level = at + k
 
 
-@kernel
+@subkernel
 def _heads(t: OrderTables, low: int, count: int) -> None:
     """Compute anew the heads of the `count` passes marked in `sorted`, none before place `low`, and of passes that depend on
     them. Clears all marks."""

@@ -19,7 +19,7 @@ import numpy as np
 from ...problem import Ints, Problem
 from ...schedule import Schedule
 from ...util.clock import Clock
-from ...util.kernels import inner_kernel, kernel
+from ...util.kernels import inner_kernel, kernel, subkernel
 from ..arrays.accounts import compressed_rows
 from ..syncs import moments_in, moments_of, pools_with_syncs, synced
 from .critical_moves import OrderTables, on_streams, tables_of
@@ -248,7 +248,7 @@ def _fits(o: RankOrders, i: int, r: int) -> bool:
     return o.t.passes[i].taken == 0 or o.kept[r] + o.t.passes[i].taken <= o.t.streams[o.t.passes[i].stream].capacity
 
 
-@kernel
+@subkernel
 def _brought_forward(o: RankOrders) -> int:
     """Bring a pass that can run, the first of its lane, to the next place of its rank. Returns the rank; −1: none can."""
     t = o.t

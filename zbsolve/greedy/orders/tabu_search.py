@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Ints
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from .critical_moves import OrderTables, estimate, move, possible
 from .order_times import CIRCLE, hold, retime, time_all
 
@@ -68,7 +68,7 @@ def search_orders(t: OrderTables, state: Tabu, turns: int, target: int, seed: in
     return True
 
 
-@kernel
+@subkernel
 def _begin_again(t: OrderTables, state: Tabu) -> int:
     """Restart from the best order with some random moves. Returns the value, µs."""
     state.numbers[2] = state.numbers[1]
@@ -110,7 +110,7 @@ def _slot(moved: int, other: int) -> int:
     return ((moved * 1_000_003 + other) * 2_654_435_761 >> 7) & (SLOTS - 1)
 
 
-@kernel
+@subkernel
 def _is_tabu(t: OrderTables, state: Tabu, a: int, b: int, forward: bool) -> bool:
     """Whether a move reverses the order of a pair that a recent move made."""
     for k in range(a, b):
@@ -120,7 +120,7 @@ def _is_tabu(t: OrderTables, state: Tabu, a: int, b: int, forward: bool) -> bool
     return False
 
 
-@kernel
+@subkernel
 def _best_move(t: OrderTables, state: Tabu, value: int, best: int) -> tuple[int, int, bool]:
     """The move in the blocks of a critical path with the least estimate, among those that are not tabu or may beat the best;
     of equals a random one. If all are tabu, a random one of them; a = −1: there is no move."""
@@ -156,7 +156,7 @@ def _best_move(t: OrderTables, state: Tabu, value: int, best: int) -> tuple[int,
     return (other_a, other_b, other_forward) if move_a < 0 else (move_a, move_b, move_forward)
 
 
-@kernel
+@subkernel
 def _critical_path(t: OrderTables, value: int, path: Ints) -> int:
     """Fill `path` with a random critical path, its last pass first, and return its length."""
     passes, links, streams, order = t.passes, t.links, t.streams, t.order
@@ -185,7 +185,7 @@ def _critical_path(t: OrderTables, value: int, path: Ints) -> int:
     return length
 
 
-@kernel
+@subkernel
 def _random_move(t: OrderTables) -> tuple[int, int, bool]:
     """A random possible move; a = −1: none was found."""
     for _ in range(TRIES):

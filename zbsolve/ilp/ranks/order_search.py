@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Ints
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from .lanes import WINDOW_BEGIN, Lanes
 from .partial_orders import (
     Positions,
@@ -205,13 +205,13 @@ def _next_level(
     return n, tried, new
 
 
-@kernel
+@subkernel
 def _times_in(k: int, n_ranks: int, free: Times, size: int, arrivals: Times) -> tuple[Times, Times]:
     """The times (free, arrivals) of one state on the clock of further window k. size: how many arrivals a window has."""
     return free[n_ranks * (k + 1) : n_ranks * (k + 2)], arrivals[size * (k + 1) : size * (k + 2)]
 
 
-@kernel
+@subkernel
 def _fits_before(starts: Ints, a: int, b: int, duration: int) -> bool:
     """Whether the next pass of lane b, µs long, fits before that of lane a in every further window. starts: µs, shape
     (windows, lanes)."""
@@ -221,7 +221,7 @@ def _fits_before(starts: Ints, a: int, b: int, duration: int) -> bool:
     return True
 
 
-@kernel
+@subkernel
 def _swap_everywhere(clocks: Clocks, states: States, s: int, a: int, w: int) -> bool:
     """Whether the next pass of lane a and the last pass of lane w, right before it on the rank, could change places in every
     further window. No pass waits for that of w, so only its own tail must then still fit. A window where the start of a is
@@ -242,7 +242,7 @@ def _swap_everywhere(clocks: Clocks, states: States, s: int, a: int, w: int) -> 
     return True
 
 
-@kernel
+@subkernel
 def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: States, n: int) -> tuple[int, bool]:
     """Fill in the times of new state n, which is state s with lane a's next pass, in further windows. Returns how many
     windows were looked at, and whether the last of these is too short."""
@@ -262,7 +262,7 @@ def _placed_everywhere(clocks: Clocks, states: States, s: int, a: int, new: Stat
     return len(starts), False
 
 
-@kernel
+@subkernel
 def _after_twin(tables: Tables, further: TableWindows, position: Positions, start: Ints, starts: Ints, a: int) -> bool:
     """Whether an order that takes the next pass of a twin of lane a first is as good as those that go on with lane a.
 
@@ -286,7 +286,7 @@ def _after_twin(tables: Tables, further: TableWindows, position: Positions, star
     return False
 
 
-@kernel
+@subkernel
 def _twin_everywhere(further: TableWindows, position: Positions, starts: Ints, a: int, b: int) -> bool:
     """Whether lane b's next pass could run in the place of its twin a's, with a tail as long or longer, in every further
     window."""

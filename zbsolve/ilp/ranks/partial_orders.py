@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...greedy.arrays.accounts import Records
 from ...problem.tables import Bools, Ints
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from .search_tables import Tables
 
 Positions = NDArray[np.int16]  # how many passes of a lane are placed
@@ -35,14 +35,14 @@ class States(NamedTuple):
     early: Bools
 
 
-@kernel
+@subkernel
 def empty_order(lanes: int, ranks: int, windows: int) -> States:
     """The state in which no pass is placed. windows: how many further windows there are."""
     position, free = np.zeros((1, lanes), np.int16), np.zeros((1, ranks * (1 + windows)), np.int32)
     return States(position, free, np.full((1, ranks), -1, np.int8), np.zeros((1, 0), np.int32), np.ones(1, np.bool_))
 
 
-@kernel
+@subkernel
 def windows_in(states: States) -> int:
     """How many windows the states have times for."""
     return int(states.free.shape[1] // states.last.shape[1])
@@ -66,7 +66,7 @@ def room_for(states: States, longest: int, count: int) -> States:
     )
 
 
-@kernel
+@subkernel
 def arrivals_of(position: Positions, pairs: Records) -> int:
     """How many arrivals a state with these positions, shape (lanes,), has in each window."""
     size = 0
@@ -75,7 +75,7 @@ def arrivals_of(position: Positions, pairs: Records) -> int:
     return size
 
 
-@kernel
+@subkernel
 def most_arrivals_next(position: Positions, lanes: Records, pairs: Records) -> int:
     """The most arrivals that a state may have in a window once one more pass is placed. position: shape (n, lanes)."""
     longest = 0
@@ -87,7 +87,7 @@ def most_arrivals_next(position: Positions, lanes: Records, pairs: Records) -> i
     return int(longest + outs.max())
 
 
-@kernel
+@subkernel
 def next_starts(tables: Tables, position: Positions, free: Times, arrivals: Times, start: Ints) -> None:
     """Fill `start`, µs, shape (lanes,), for one state: when each lane's next pass could start, if memory had room; −1 where
     a forerunner is not placed, or no pass of the lane is left."""
@@ -108,7 +108,7 @@ def next_starts(tables: Tables, position: Positions, free: Times, arrivals: Time
         at += waiting
 
 
-@kernel
+@subkernel
 def ranks_to_extend(tables: Tables, position: Positions, free: Times, turn: Bools) -> None:
     """Fill `turn`, bool, shape (ranks,), for one state: whether the search places a next pass on the rank.
 
@@ -137,7 +137,7 @@ def ranks_to_extend(tables: Tables, position: Positions, free: Times, turn: Bool
         turn[r] = first < 0 or free[r] < free[first] or (free[r] == free[first] and r <= first)
 
 
-@kernel
+@subkernel
 def could_start(passes: Records, pairs: Records, a: int, then: int, position: Positions, arrivals: Times) -> bool:
     """Whether the next pass of lane a could have started at `then`, µs, in one state."""
     if passes[a, position[a]].head > then:
@@ -151,7 +151,7 @@ def could_start(passes: Records, pairs: Records, a: int, then: int, position: Po
     return True
 
 
-@kernel
+@subkernel
 def next_arrivals(
     lanes: Records, pairs: Records, lane: int, position: Positions, arrivals: Times, free: Times, new_arrivals: Times
 ) -> None:

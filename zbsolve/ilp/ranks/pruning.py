@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from ...greedy.arrays.accounts import Records
 from ...problem.tables import Ints
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from .partial_orders import Positions, States, Times, arrivals_of, windows_in
 from .search_tables import Tables, place_of_key
 
 # --- Dominance and merging ---
 
 
-@kernel
+@subkernel
 def not_dominated(states: States, keep: Ints, older: States, pairs: Records, shift: int, later: int) -> tuple[Ints, int]:
     """The states of rows `keep` that no older state dominates, and how many pairs were compared.
 
@@ -62,7 +62,7 @@ def _keys(position: Positions, less: int) -> Ints:
     return key
 
 
-@kernel
+@subkernel
 def _by_position_and_time(states: States, n: int) -> Ints:
     """The first n states in order: grouped by positions, and in each group the earliest first."""
     key = _keys(states.position[:n], 0)
@@ -127,7 +127,7 @@ def _equal(row: Any, other: Positions) -> bool:
     return True
 
 
-@kernel
+@subkernel
 def _distance(times: Times, other: Times, size: int) -> int:
     """The summed differences, µs, of the first `size` times."""
     away = 0
@@ -136,7 +136,7 @@ def _distance(times: Times, other: Times, size: int) -> int:
     return away
 
 
-@kernel
+@subkernel
 def _no_later(times: Any, other: Times, size: int) -> bool:
     """Whether the first `size` times of `times` are nowhere later than the other's."""
     for q in range(size):  # noqa: SIM110 (a generator is slow here)
@@ -151,7 +151,7 @@ def _no_later(times: Any, other: Times, size: int) -> bool:
 TOLERANCE = 1e-9  # relative: sums of energy are floats
 
 
-@kernel
+@subkernel
 def hopeless(tables: Tables, position: Positions, free: Times, arrivals: Times, window: int) -> bool:
     """Whether the state of these positions, free times and arrivals cannot end within the window, µs.
 
@@ -196,7 +196,7 @@ def hopeless(tables: Tables, position: Positions, free: Times, arrivals: Times, 
     return _too_much_energy(tables, position, free, front, window)
 
 
-@kernel
+@subkernel
 def _lift(lanes: Records, passes: Records, pairs: Records, position: Positions, free: Times, arrivals: Times) -> None:
     """Raise each rank's free time to the least start of its next passes, and arrivals likewise, in place: then states that
     differ only before that become equal."""
@@ -215,7 +215,7 @@ def _lift(lanes: Records, passes: Records, pairs: Records, position: Positions, 
             arrivals[at + q] = max(np.int64(arrivals[at + q]), idle + q * each)
 
 
-@kernel
+@subkernel
 def _too_long_to_go(tables: Tables, position: Positions, free: Times, window: int) -> bool:
     """Whether a rank's remaining passes take longer than the window, µs, or fit its memory in no order."""
     lanes, ranks, rows, m = tables.lanes, tables.ranks, tables.to_go, tables.passes.shape[1]
@@ -231,7 +231,7 @@ def _too_long_to_go(tables: Tables, position: Positions, free: Times, window: in
     return False
 
 
-@kernel
+@subkernel
 def _too_much_energy(tables: Tables, position: Positions, free: Times, front: int, window: int) -> bool:
     """Whether a rank must still hold more byte·µs than fit into the rest of the window. front: the most passes of a lane
     that are placed."""
@@ -251,7 +251,7 @@ def _too_much_energy(tables: Tables, position: Positions, free: Times, front: in
     return False
 
 
-@kernel
+@subkernel
 def _energy_left(left: int, rows: NDArray[np.float64]) -> float:
     """Byte·µs that fit into the last `left` µs of the window; rows: one rank's `Lanes.end_energy`."""
     low, high = 0, len(rows) - 1

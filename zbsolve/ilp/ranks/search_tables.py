@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...greedy.arrays.accounts import Records, record
 from ...problem import Ints
 from ...schedule.timeline import Floats
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from .lanes import Lanes, Windows
 
 LANE = record("rank duration taken freed unawaited twins wait_first wait_last into_first into_last")
@@ -79,14 +79,14 @@ class TableWindows(NamedTuple):
     end_energy: Floats
 
 
-@kernel
+@subkernel
 def in_window(tables: Tables, windows: TableWindows, k: int) -> Tables:
     """The tables as they are within further window k."""
     lanes, _, _, waits, pairs, into, held, _, to_go = tables
     return Tables(lanes, windows.ranks[k], windows.passes[k], waits, pairs, into, held, windows.end_energy[k], to_go)
 
 
-@kernel
+@subkernel
 def windows_of(tables: Tables, windows: Windows) -> TableWindows:
     """The `TableWindows` of `Windows`."""
     count, lanes, m = windows.head.shape
@@ -152,7 +152,7 @@ def _waits(table: Records, lag: Ints) -> tuple[Records, Records, Ints]:
     return waits[:w], pairs[:n], into
 
 
-@kernel
+@subkernel
 def _twins(table: Records, tail: Ints, further: Ints) -> None:
     """Fill in `twins`: for each lane the first one that is interchangeable with it, or itself. Both are unawaited, on one
     rank, of equal duration, and free equal bytes. Their tails, µs, shape (lanes, microbatches), must not rise from pass to
@@ -169,7 +169,7 @@ def _twins(table: Records, tail: Ints, further: Ints) -> None:
                 break
 
 
-@kernel
+@subkernel
 def _falls(tail: Ints, further: Ints, a: int) -> bool:
     """Whether the tails of lane a never rise, in any window."""
     falls = bool((tail[a, 1:] <= tail[a, :-1]).all())

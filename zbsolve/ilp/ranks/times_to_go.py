@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...problem import Ints
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from .lanes import Lanes, no_windows
 from .partial_orders import (
     States,
@@ -147,7 +147,7 @@ def _times(lanes: Lanes, nothing: ToGo, window: int, breadth: int, most: int) ->
     return keys[:n], least[:n], tried
 
 
-@kernel
+@subkernel
 def _with_one_more(tables: Tables, states: States, window: int) -> tuple[States, int, int]:
     """The partial orders of one rank with one more pass, how many they are, and how many were tried. Those that leave too
     little of the window, µs, for all other passes are tried, but not returned."""

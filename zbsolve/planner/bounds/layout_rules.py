@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...problem.tables import Ints
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from ..cluster import Cluster
 from ..costs.columns import Costs, Exchanges
 from ..costs.layer_formulas import WEIGHT_BYTES, after_exchange, exchange_pass, update
@@ -51,7 +51,7 @@ def least_makespans(rows: Rows) -> Ints:
     return bounds
 
 
-@kernel
+@subkernel
 def least_between(row: BoundRow, low: int, high: int, all_rules: bool, scratch: Ints) -> int:
     """The least possible makespan above `low`, µs, where `high` is possible. all_rules: whether to test splits too."""
     while high - low > 1:
@@ -63,7 +63,7 @@ def least_between(row: BoundRow, low: int, high: int, all_rules: bool, scratch: 
     return high
 
 
-@kernel
+@subkernel
 def scratch_size(rows: Rows) -> int:
     """The size of the scratch array that `possible` needs for any of the rows."""
     return 1 + int(rows["ranks"].max()) + 2 * (MAX_SLACK + 1) * (int(rows["blocks"].max()) + 1)
@@ -75,7 +75,7 @@ def possible(row: BoundRow, x: int, scratch: Ints) -> bool:
     return possible_ranks(row, x, scratch) and (row.single == 1 or possible_split(row, x, scratch))
 
 
-@kernel
+@subkernel
 def possible_ranks(row: BoundRow, x: int, scratch: Ints) -> bool:
     """`possible` without the test of how each rank's blocks are split over its stages."""
     last_B = x - row.exchange.last
