@@ -24,8 +24,9 @@ from ..syncs import pools_with_syncs
 
 # A pass: numbers of its stream and lane; taken and freed, bytes; in_first:in_last and out_first:out_last, its rows of
 #   `links`; place, its index in `order`; level, its index in `sorted`; head, its earliest start, µs; tail, the longest path
-#   from its end to the end of the step, µs (for the span: of its rank's window); waiting, scratch.
-PASS = record("duration stream lane taken freed in_first in_last out_first out_last place level head tail waiting")
+#   from its end to the end of the step, µs (for the span: of its rank's window); inside, whether it may move and its times
+#   change; waiting, scratch.
+PASS = record("duration stream lane taken freed in_first in_last out_first out_last place level head tail inside waiting")
 LINK = record("other lag")
 # A stream: its rank; first:last, its places in `order`; capacity, bytes; origin, µs: 0, or for the span its rank's first
 # start.
@@ -37,7 +38,8 @@ class OrderTables(NamedTuple):
 
     passes, links, streams: records. order: passes in order, stream after stream. held: bytes held by the stream before the
     pass at each place starts. sorted: passes in topological order. span: whether the objective is the span. marks (of places
-    in `sorted`) and scratch, shape (passes,): for updates of times.
+    in `sorted`) and scratch, shape (passes,): for updates of times. part, shape (1 + passes,): how many passes may move and
+    change their times, and these; 0: all.
     """
 
     passes: NDArray[Any]
@@ -49,6 +51,7 @@ class OrderTables(NamedTuple):
     span: bool
     marks: NDArray[np.uint8]
     scratch: Ints
+    part: Ints
 
 
 def decided_by_orders(problem: Problem) -> bool:
@@ -81,14 +84,15 @@ def tables_of(schedule: Schedule) -> OrderTables:
     passes["in_first"], passes["in_last"] = in_first[:-1], in_first[1:]
     passes["out_first"], passes["out_last"] = len(before) + a.out_first[:-1], len(before) + a.out_first[1:]
     order = np.concatenate(sequences).astype(np.int64)
-    passes["place"][order] = np.arange(n)
+    passes["place"][order], passes["inside"] = np.arange(n), 1
     passes["stream"][order] = np.repeat(np.arange(len(sequences)), [len(rows) for rows in sequences])
     ends = np.cumsum([len(rows) for rows in sequences])
     streams["first"], streams["last"] = ends - [len(rows) for rows in sequences], ends
     streams["rank"] = [a.rank[rows[0]] for rows in sequences]
     streams["capacity"] = a.capacity[streams["rank"]] if problem.capacity is not None else UNLIMITED
     held, line, span = np.zeros(n, np.int64), np.arange(n), problem.objective == "span"
-    return OrderTables(passes, links, streams, order, held, line, span, np.zeros(n, np.uint8), np.empty(n, np.int64))
+    scratch = np.zeros(n, np.uint8), np.empty(n, np.int64), np.zeros(n + 1, np.int64)
+    return OrderTables(passes, links, streams, order, held, line, span, *scratch)
 
 
 def schedule_of(problem: Problem, tables: OrderTables, order: Ints) -> Schedule:

@@ -28,7 +28,7 @@ from ..side_stream import behind_collectives, held_by_others, in_their_place, ro
 from ..syncs import with_syncs
 from .critical_moves import decided_by_orders, schedule_of, tables_of
 from .crossing import JOINING_SHARE, joined, joining_seconds
-from .tabu_search import begun, search_orders
+from .tabu_search import PART, begun, search_orders, search_parts, turn_seconds
 
 # --- Collectives as one pass each ---
 
@@ -140,12 +140,14 @@ def _edges(problem: Problem, stands_for: Ints) -> Edges:
 # --- Searches side by side ---
 
 
-SECONDS_PER_TURN, SECONDS_PER_PASS = 4e-6, 2.5e-8  # the time of one turn, about
 # One search runs for at most so many seconds, and this share of the time left, before another's turn; and for MIN_TURNS at
 # least. If these do not fit into TURN_SECONDS the step is too long.
 TURN_SECONDS, TURN_SHARE, MIN_TURNS = 0.1, 0.1, 20
 SECONDS_PER_WHOLE_PASS = 1e-5  # the time of `OneStream.whole`, about
 FIRST_TURNS = 0.25  # the first run of a search has this share of the usual turns
+# Of runs in parts of the step: their least and largest share; the weight of what earlier runs gained; and a gain, as a share
+# of the value, that changes little.
+PARTS_SHARE, EARLIER, LITTLE = (0.15, 0.85), 0.7, 1e-5
 MOST_SEARCHES = 6
 # After so many runs without a gain the best schedules of the first searches are joined, and the shortest results that are
 # near the best one are searched from too.
@@ -155,18 +157,27 @@ SEEN = 16  # schedules whose form with one pass a collective is cached
 
 
 class _Search:
-    """One search. first, value: the value of its start and its best one, µs. turns: how many it has had."""
+    """One search. first, value: the value of its start and its best one, µs. turns: how many it has had. gained: what runs in
+    the whole step and in parts of it gained lately, µs."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.tables, self.turns = tables_of(schedule), 0
         self.first = self.value = int(schedule.timeline().value)
         self.state = begun(self.tables, self.value)
+        self.gained = [0.0, 0.0]
 
-    def go_on(self, turns: int, target: int, seed: int) -> bool:
-        """Take so many turns. Returns False if no move is possible any more."""
+    def go_on(self, turns: int, target: int, random: np.random.Generator) -> bool:
+        """Take so many turns, or as long in parts of the step, whichever gains more. Returns False if no move is possible."""
+        whole, part = (gain + LITTLE * self.first for gain in self.gained)
+        goes_on, count, seed = True, len(self.tables.order), int(random.integers(1 << 31))
+        in_parts = count > PART and bool(random.random() < np.clip(part / (whole + part), *PARTS_SHARE))
+        if in_parts:
+            search_parts(self.tables, self.state, turns * turn_seconds(count), target, seed)
+        else:
+            goes_on = bool(search_orders(self.tables, self.state, turns, target, seed))
+        gain, self.value = self.value - int(self.state.numbers[0]), int(self.state.numbers[0])
+        self.gained[in_parts] += (1 - EARLIER) * (gain - self.gained[in_parts])
         self.turns += turns
-        goes_on = bool(search_orders(self.tables, self.state, turns, target, seed))
-        self.value = int(self.state.numbers[0])
         return goes_on
 
 
@@ -182,7 +193,7 @@ def better_orders(
     problem = known().problem
     view = on_one_stream(problem)
     moved = problem if view is None else view.one
-    turn = SECONDS_PER_TURN + len(moved.passes) * SECONDS_PER_PASS
+    turn = turn_seconds(len(moved.passes))
     if MIN_TURNS * turn > TURN_SECONDS or not decided_by_orders(moved):
         return
     seen = lru_cache(SEEN)((lambda schedule: schedule) if view is None else view.seen)
@@ -195,7 +206,7 @@ def better_orders(
         share = 1.0 if search.turns else FIRST_TURNS
         turns = max(MIN_TURNS, int(share * min(TURN_SECONDS, TURN_SHARE * clock.left) / turn))
         clock.spend(turns * turn)
-        goes_on = search.go_on(turns, target(), int(random.integers(1 << 31)))
+        goes_on = search.go_on(turns, target(), random)
         yield _whole(view, schedule_of(moved, search.tables, search.state.best), clock) if search.value < value else None
         idle, value = 0 if search.value < value else idle + 1, min(value, search.value)
         if not goes_on:
@@ -247,4 +258,6 @@ def _fits(schedule: Schedule) -> bool:
 
 def try_moves(schedule: Schedule) -> None:
     """Run a few turns, to compile the kernels."""
-    _Search(schedule).go_on(2, 0, 0)
+    search = _Search(schedule)
+    search_parts(search.tables, search.state, 1e-6, 0, 0)
+    search.go_on(2, 0, np.random.default_rng(0))

@@ -48,16 +48,18 @@ def retime(t: OrderTables, a: int, b: int, count: int) -> int:
         return CIRCLE
     streams, stream = t.streams, t.streams[passes[order[a]].stream]
     low, high, last = n, 0, min(b + 1, stream.last - 1)
+    later = 0
     for k in range(a, last + 1):
         level = passes[order[k]].level
-        t.marks[level], low = 1, min(low, level)
-    _heads(t, low, last + 1 - a)
-    value, moved = _value(t)
+        if passes[order[k]].inside:
+            t.marks[level], low, later = 1, min(low, level), later + 1
+    _heads(t, low, later)
+    value, moved = _value(t) if t.part[0] == 0 else (0, False)
     first, count = max(a - 1, stream.first), 0
     for k in range(first, b + 1):
         level = passes[order[k]].level
-        t.marks[level], high = 1, max(high, level)
-        count += 1
+        if passes[order[k]].inside:
+            t.marks[level], high, count = 1, max(high, level), count + 1
     if moved:
         for s in range(len(streams)):
             level = passes[order[streams[s].last - 1]].level
@@ -65,7 +67,17 @@ def retime(t: OrderTables, a: int, b: int, count: int) -> int:
                 t.marks[level], high = 1, max(high, level)
                 count += 1
     _tails(t, high, count)
-    return value
+    return value if t.part[0] == 0 else longest_inside(t)
+
+
+@kernel
+def longest_inside(t: OrderTables) -> int:
+    """The longest path through the passes of a part, µs."""
+    longest = 0
+    for k in range(1, 1 + t.part[0]):
+        row = t.passes[t.part[k]]
+        longest = max(longest, row.head + row.duration + row.tail)
+    return longest
 
 
 @subkernel
@@ -159,13 +171,15 @@ def _heads(t: OrderTables, low: int, count: int) -> None:
             continue
         row.head = head
         for x in range(row.out_first, row.out_last):
-            level = passes[links[x].other].level
-            count += 1 - marks[level]
-            marks[level] = 1
+            other = passes[links[x].other]
+            if other.inside and marks[other.level] == 0:
+                marks[other.level] = 1
+                count += 1
         if row.place + 1 < streams[row.stream].last:
-            level = passes[order[row.place + 1]].level
-            count += 1 - marks[level]
-            marks[level] = 1
+            other = passes[order[row.place + 1]]
+            if other.inside and marks[other.level] == 0:
+                marks[other.level] = 1
+                count += 1
 
 
 @kernel
@@ -211,10 +225,12 @@ def _tails(t: OrderTables, high: int, count: int) -> None:
             continue
         row.tail = tail
         for x in range(row.in_first, row.in_last):
-            level = passes[links[x].other].level
-            count += 1 - marks[level]
-            marks[level] = 1
+            other = passes[links[x].other]
+            if other.inside and marks[other.level] == 0:
+                marks[other.level] = 1
+                count += 1
         if row.place > streams[row.stream].first:
-            level = passes[order[row.place - 1]].level
-            count += 1 - marks[level]
-            marks[level] = 1
+            other = passes[order[row.place - 1]]
+            if other.inside and marks[other.level] == 0:
+                marks[other.level] = 1
+                count += 1

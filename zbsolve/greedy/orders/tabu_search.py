@@ -15,13 +15,18 @@ import numpy as np
 from ...problem import Ints
 from ...util.kernels import kernel, subkernel
 from .critical_moves import OrderTables, estimate, move, possible
-from .order_times import CIRCLE, hold, retime, time_all
+from .order_times import CIRCLE, hold, longest_inside, retime, time_all
 
 REACH = 16  # places that a pass moves at most
 TABU = (8, 24)  # turns for which a move may not be undone, from … to
 PATIENCE = 1_000  # after so many turns without a better step, the search restarts from the best order with random moves
 KICKS = (1, 24)  # the number of these random moves, from … to
 TRIES = 200  # to find a possible random move
+# Parts have PART << k passes, about, for k below PART_SIZES. A search in one takes so many turns at most, and ends after so
+# many without a gain.
+PART, PART_SIZES, MOST_IN_PART, PATIENCE_IN_PART = 100, 4, 1_000, 200
+SECONDS_PER_TURN, SECONDS_PER_PASS = 4e-6, 2.5e-8  # the time of one turn, about
+SECONDS_TO_PUT_BACK = 1.6e-7  # of a pass, to go back to the best order, about
 SLOTS = 1 << 18  # slots of the hash table of tabu pairs; pairs in one slot are tabu together
 
 
@@ -34,6 +39,11 @@ class Tabu(NamedTuple):
     numbers: Ints
     path: Ints
     ends: Ints
+
+
+def turn_seconds(passes: int) -> float:
+    """The time of a turn among so many passes, s, about."""
+    return SECONDS_PER_TURN + passes * SECONDS_PER_PASS
 
 
 def begun(tables: OrderTables, value: int) -> Tabu:
@@ -68,15 +78,80 @@ def search_orders(t: OrderTables, state: Tabu, turns: int, target: int, seed: in
     return True
 
 
+@kernel
+def search_parts(t: OrderTables, state: Tabu, seconds: float, target: int, seed: int) -> None:
+    """Search parts of the step for about so many seconds, from the best order; the better ones are kept. A part is the passes
+    that start in some time. Only they move.
+
+    No path leads out of a part and back in. So nothing changes how long the ways to it and from it are, and a turn takes as
+    long as there are passes in it. The step is then as long as the longest path through the part, or one that passes it by
+    and is no longer than before."""
+    np.random.seed(seed)
+    value, n, sizes = _put_back(t, state), len(t.order), 1
+    while sizes < PART_SIZES and PART << sizes < n:
+        sizes += 1
+    while seconds > 0 and value > target:
+        size = PART << np.random.randint(sizes)
+        _begin_part(t, size)
+        taken = _search_part(t, state, target)
+        t.part[0] = 0
+        t.passes["inside"][:] = 1
+        seconds -= taken * (SECONDS_PER_TURN + size * SECONDS_PER_PASS) + n * SECONDS_TO_PUT_BACK
+        value = _put_back(t, state)
+        if value < state.numbers[0]:
+            state.numbers[0], state.numbers[2] = value, state.numbers[1]
+
+
+@subkernel
+def _begin_part(t: OrderTables, size: int) -> None:
+    """Choose a time in which about so many passes start."""
+    passes, first, last = t.passes, 0, 0
+    for i in range(len(passes)):
+        last = max(last, passes[i].head)
+    width = max(1, size * last // len(passes))
+    begin = passes[np.random.randint(len(passes))].head - np.random.randint(width)
+    for s in range(len(t.streams) if t.span else 0):  # a rank's first pass decides what others of it count
+        first = max(first, passes[t.order[t.streams[s].first]].head + 1)
+    for i in range(len(passes)):
+        passes[i].inside = max(first, begin) <= passes[i].head < begin + width
+        if passes[i].inside:
+            t.part[0] += 1
+            t.part[t.part[0]] = i
+
+
+@subkernel
+def _search_part(t: OrderTables, state: Tabu, target: int) -> int:
+    """Take turns inside the part, and keep the order with the shortest paths through it. Returns how many there were."""
+    value = least = longest_inside(t)
+    taken, gained = 0, 0
+    while taken < MOST_IN_PART and taken - gained < PATIENCE_IN_PART and least > target:
+        taken += 1
+        state.numbers[1] += 1
+        a, b, forward = _best_move(t, state, value, least)
+        if a < 0:
+            break
+        value = _made(t, state, a, b, forward, value)
+        if value < least:
+            least, gained = value, taken
+            state.best[:] = t.order
+    return taken
+
+
+@subkernel
+def _put_back(t: OrderTables, state: Tabu) -> int:
+    """Restore the best order. Returns its value, µs."""
+    t.order[:] = state.best
+    for k in range(len(t.order)):
+        t.passes[t.order[k]].place = k
+    return time_all(t)
+
+
 @subkernel
 def _begin_again(t: OrderTables, state: Tabu) -> int:
     """Restart from the best order with some random moves. Returns the value, µs."""
     state.numbers[2] = state.numbers[1]
     state.until[:] = 0
-    t.order[:] = state.best
-    for k in range(len(t.order)):
-        t.passes[t.order[k]].place = k
-    value = time_all(t)
+    value = _put_back(t, state)
     for _ in range(KICKS[0] + np.random.randint(KICKS[1] - KICKS[0] + 1)):
         a, b, forward = _random_move(t)
         value = _made(t, state, a, b, forward, value)
@@ -160,15 +235,19 @@ def _best_move(t: OrderTables, state: Tabu, value: int, best: int) -> tuple[int,
 def _critical_path(t: OrderTables, value: int, path: Ints) -> int:
     """Fill `path` with a random critical path, its last pass first, and return its length."""
     passes, links, streams, order = t.passes, t.links, t.streams, t.order
-    at, count = -1, 0
-    for s in range(len(streams)):
+    at, count, latest = -1, 0, -1
+    for s in range(len(streams) if t.part[0] == 0 else 0):
         last = order[streams[s].last - 1]
         if passes[last].head + passes[last].duration - streams[s].origin == value:
             count += 1
             if np.random.randint(count) == 0:
                 at = last
+    for k in range(1, 1 + t.part[0]):
+        row = passes[t.part[k]]
+        if row.head + row.duration + row.tail == value and row.level > latest:
+            at, latest = t.part[k], row.level
     length = 0
-    while at >= 0:
+    while at >= 0 and passes[at].inside:
         path[length] = at
         length += 1
         row, at, count = passes[at], -1, 0
