@@ -157,8 +157,8 @@ SEEN = 16  # schedules whose form with one pass a collective is cached
 
 
 class _Search:
-    """One search. first, value: the value of its start and its best one, µs. turns: how many it has had. gained: what runs in
-    the whole step and in parts of it gained lately, µs."""
+    """One search. first, value: the value of its start and its best one, µs. turns: how many it has had. gained: by runs in
+    the whole step lately, and by runs in parts of it, µs."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.tables, self.turns = tables_of(schedule), 0
@@ -167,7 +167,8 @@ class _Search:
         self.gained = [0.0, 0.0]
 
     def go_on(self, turns: int, target: int, random: np.random.Generator) -> bool:
-        """Take so many turns, or as long in parts of the step, whichever gains more. Returns False if no move is possible."""
+        """Take so many turns, or search parts of the step for as long; more often what has gained more. Returns False if no
+        move is possible any more."""
         whole, part = (gain + LITTLE * self.first for gain in self.gained)
         goes_on, count, seed = True, len(self.tables.order), int(random.integers(1 << 31))
         in_parts = count > PART and bool(random.random() < np.clip(part / (whole + part), *PARTS_SHARE))

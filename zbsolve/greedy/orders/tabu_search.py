@@ -80,12 +80,12 @@ def search_orders(t: OrderTables, state: Tabu, turns: int, target: int, seed: in
 
 @kernel
 def search_parts(t: OrderTables, state: Tabu, seconds: float, target: int, seed: int) -> None:
-    """Search parts of the step for about so many seconds, from the best order; the better ones are kept. A part is the passes
-    that start in some time. Only they move.
+    """Search parts of the step for about so many seconds, from the best order, and keep better ones. A part is all passes
+    that start within some time; only these move.
 
-    No path leads out of a part and back in. So nothing changes how long the ways to it and from it are, and a turn takes as
-    long as there are passes in it. The step is then as long as the longest path through the part, or one that passes it by
-    and is no longer than before."""
+    No path leads out of a part and back into it, so the paths to its passes and from them keep their lengths. A turn takes
+    time in proportion to the part. The step is then as long as the longest path through the part, or as one past it, none of
+    which gets longer."""
     np.random.seed(seed)
     value, n, sizes = _put_back(t, state), len(t.order), 1
     while sizes < PART_SIZES and PART << sizes < n:
