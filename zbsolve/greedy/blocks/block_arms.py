@@ -1,4 +1,4 @@
-"""The state of a search over building blocks, and its arms: patterns, annealing, joins."""
+"""The state of a search over building blocks, and its arms: patterns and annealing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ...util.clock import Clock, TimeShare
 from ..annealing import Annealing, Pattern, anneal_pattern, anneal_targets, justified
 from ..arrays.microbatch import MicrobatchGraph, least_value, rank_work, shortened
 from ..decoding import SECONDS_PER_DECODED_PASS, Decoded, DecodeRule, decode, repeated_targets
-from ..orders.crossing import joined, joining_seconds
 from .building_block import (
     BuildingBlock,
     earliest_offsets,
@@ -52,7 +51,6 @@ MAX_ROWS = 2  # the most rows of offsets that microbatches of a pattern take in 
 DROP_RATE = 0.3  # how often the worst schedule of the pool is dropped
 BLOCK_ROUNDS = 300  # of annealing a block
 SECONDS_PER_PLACED_LANE = 1.5e-8  # effort that is counted
-JOINS = 40  # joins of the pool's schedules at a time
 PACKING = 10  # packing a lane takes so many times as long as placing it
 
 
@@ -239,14 +237,6 @@ class BlockSearch:
                 yield
             if len(self.pool) > 1 and self.random.random() < DROP_RATE:
                 self.pool.pop()
-
-    def joined_arm(self) -> Iterator[None]:
-        """Join parts of the pool's schedules, cut in time."""
-        while self.pool:
-            self.clock.spend(joining_seconds(self.g, JOINS))
-            for decoded in joined(self.g, [one.start for one in self.pool], self.random, JOINS)[:POOL_SIZE]:
-                self.offer(decoded)
-            yield
 
     def count(self, rounds: int, began: float, few: int) -> None:
         """Count the effort of so many decodings of `few` microbatches since `began`, and update `cost`."""

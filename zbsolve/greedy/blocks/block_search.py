@@ -16,9 +16,8 @@ from ...schedule import Schedule
 from ...util.clock import Clock
 from ..arrays.microbatch import least_value, microbatch_graph, with_mean_microbatches
 from ..decoding import Decoded, decode, repeated_targets, to_schedule
-from ..orders.crossing import JOINING_SHARE, joining_seconds
 from ..side_stream import with_room_for_them, with_side_streams
-from .block_arms import JOINS, RULES, BlockSearch
+from .block_arms import RULES, BlockSearch
 from .building_block import block_peaks
 from .meshed import meshed_blocks
 
@@ -103,13 +102,11 @@ def _steps(search: BlockSearch) -> Iterator[None]:
     yield from search.meshed()
     yield from search.adopt()
     patterns = search.pattern_arm(min(MAX_PATTERN_SECONDS, PATTERN_SHARE * total))
-    arms = [patterns, search.target_arm()]
-    arms += [search.joined_arm()] if joining_seconds(search.g, JOINS) < JOINING_SHARE * search.left else []
     for _ in patterns:
         yield
         if search.clock.used - began > PATTERNS_SHARE * total:
             break
-    yield from _take_turns(search, arms)
+    yield from _take_turns(search, [patterns, search.target_arm()])
 
 
 def _take_turns(search: BlockSearch, arms: list[Iterator[None]]) -> Iterator[None]:

@@ -22,12 +22,9 @@ from ...problem.tables import Edges
 from ...schedule import Schedule
 from ...util.clock import Clock
 from ...util.errors import Deadlock
-from ..arrays.microbatch import microbatch_graph
-from ..decoding import to_schedule
 from ..side_stream import behind_collectives, held_by_others, in_their_place, room_beside, with_side_streams
 from ..syncs import with_syncs
 from .critical_moves import decided_by_orders, schedule_of, tables_of
-from .crossing import JOINING_SHARE, joined, joining_seconds
 from .tabu_search import PART, begun, search_orders, search_parts, turn_seconds
 
 # --- Collectives as one pass each ---
@@ -149,10 +146,6 @@ FIRST_TURNS = 0.25  # the first run of a search has this share of the usual turn
 # of the value, that changes little.
 PARTS_SHARE, EARLIER, LITTLE = (0.15, 0.85), 0.7, 1e-5
 MOST_SEARCHES = 6
-# After so many runs without a gain the best schedules of the first searches are joined, and the shortest results that are
-# near the best one are searched from too.
-IDLE, PARENTS, CHILDREN, NEAR = 3, 4, 2, 1.01
-JOINS = 120  # that are decoded
 SEEN = 16  # schedules whose form with one pass a collective is cached
 
 
@@ -200,7 +193,6 @@ def better_orders(
     seen = lru_cache(SEEN)((lambda schedule: schedule) if view is None else view.seen)
     first, random = seen(known()), np.random.default_rng(seed)
     searches, value = [_Search(first)] if _fits(first) else [], int(first.timeline().value)
-    idle = 0
     while searches and clock.left > 0 and (value := min(value, int(seen(known()).timeline().value))) > target():
         _add(searches, [seen(starts.pop()) for _ in range(len(starts))], seen(known()))
         _, search = min(enumerate(searches), key=lambda ranked: ranked[1].turns << ranked[0])
@@ -209,26 +201,9 @@ def better_orders(
         clock.spend(turns * turn)
         goes_on = search.go_on(turns, target(), random)
         yield _whole(view, schedule_of(moved, search.tables, search.state.best), clock) if search.value < value else None
-        idle, value = 0 if search.value < value else idle + 1, min(value, search.value)
+        value = min(value, search.value)
         if not goes_on:
             searches.remove(search)
-        if searches and idle == IDLE:
-            idle = 0
-            _add(searches, _joined(moved, searches, clock, random), seen(known()))
-
-
-def _joined(problem: Problem, searches: Sequence[_Search], clock: Clock, random: np.random.Generator) -> list[Schedule]:
-    """The shortest schedules of new values, joined from parts of those of the best searches (see `joined`)."""
-    g = microbatch_graph(problem)
-    if g is None or joining_seconds(g, JOINS) > JOINING_SHARE * clock.left:
-        return []
-    clock.spend(joining_seconds(g, JOINS))
-    best = [schedule_of(problem, search.tables, search.state.best) for search in searches[:PARENTS]]
-    starts = [np.asarray(schedule.timeline().start)[g.passes] for schedule in best]
-    known = {value for search in searches for value in (search.first, search.value)}
-    new = {one.value: one for one in joined(g, starts, random, JOINS) if one.value not in known}
-    near = [value for value in sorted(new) if value < NEAR * searches[0].value]
-    return [to_schedule(problem, g, new[value].order) for value in near[:CHILDREN]]
 
 
 def _whole(view: OneStream | None, schedule: Schedule, clock: Clock) -> Schedule | None:
