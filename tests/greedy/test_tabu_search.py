@@ -33,6 +33,8 @@ from ..support.exhaustive import optimum
 from ..support.problems import SMALL, random_problem, uniform
 from ..support.vocabulary_problems import random_vocabulary
 
+TIGHT = {"held_until_B": 6, "held_until_W": 4, "capacity": 60}
+
 
 def begun(seed: int) -> Schedule | None:
     """A first schedule of a random problem, if the list scheduler has one and orders decide it."""
@@ -121,6 +123,46 @@ def test_passes_that_would_wait_for_each_other_are_found() -> None:
     assert moved > 200
 
 
+def test_moves_in_a_part_change_no_time_outside_and_say_the_longest_path_through_it() -> None:
+    random, moved = np.random.default_rng(2), 0
+    for begin in starts():
+        t = tables_of(begin)
+        before, head = time_all(t), t.passes["head"].copy()
+        first = head[t.order[t.streams["first"]]].max() + 1 if t.span else 0
+        low, high = sorted(random.integers(first, max(first, head.max()) + 1, 2).tolist())
+        inside = (head >= low) & (head <= high)
+        t.passes["inside"], t.part[0] = inside, inside.sum()
+        t.part[1 : 1 + inside.sum()] = np.flatnonzero(inside)
+        for _ in range(8):
+            known = [one for one in moves(t, 6) if inside[t.order[one[0] : one[1] + 1]].all()]
+            if not known:
+                break
+            a, b, forward = known[int(random.integers(len(known)))]
+            outside = t.passes[["head", "tail"]][~inside].copy()
+            move(t, a, b, forward)
+            value = retime(t, a, b, 1 if forward else b - a)
+            if value == CIRCLE:
+                move(t, a, b, not forward)
+                continue
+            hold(t, a, b + 1)
+            again = tables_of(schedule_of(begin.problem, t, t.order))
+            whole, now = time_all(again), again.passes["head"] + again.passes["duration"] + again.passes["tail"]
+            assert value == now[inside].max()
+            assert whole <= max(value, before)
+            assert (t.passes[["head", "tail"]][~inside] == outside).all()
+            moved += 1
+    assert moved > 60
+
+
+def test_parts_are_searched_until_the_effort_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_starts, "PARTS_SHARE", (1.0, 1.0))
+    for objective in ("makespan", "span"):
+        problem = pipeline([5] * 8, 5, 4, comm=1, placement="vee", microbatches=12, objective=objective, **TIGHT)
+        begin = one_after_another(problem)
+        assert begin is not None
+        assert searched(begin, 0.3, 0).timeline().value < 0.7 * begin.timeline().value
+
+
 def test_every_move_holds() -> None:
     tried = 0
     for begin in starts()[20:26]:
@@ -183,8 +225,7 @@ def test_small_steps_become_as_short_as_any(name: str) -> None:
 
 def test_a_v_in_three_quarters_of_the_memory_reaches_its_bound() -> None:
     """Building blocks end at 37,484 µs after ten seconds."""
-    memory = {"held_until_B": 6, "held_until_W": 4, "capacity": 60}
-    problem = pipeline([500] * 8, 500, 450, comm=2, placement="vee", microbatches=12, objective="span", **memory)
+    problem = pipeline([500] * 8, 500, 450, comm=2, placement="vee", microbatches=12, objective="span", **TIGHT)
     begin, bound = preset("v-half", problem), 37_236
     assert searched(begin, 10.0, bound).timeline().value == bound < begin.timeline().value
 
@@ -203,7 +244,6 @@ def test_a_search_ends_in_the_turn_in_which_another_schedule_takes_its_place(mon
     problem = uniform("vee", 4, 8, (3, 4, 2), 8)
     slow, quick = one_after_another(problem), list_schedule(problem, deepest_first(problem))
     assert slow is not None
-    monkeypatch.setattr(many_starts, "IDLE", 1)  # turns without a gain, behind which schedules are joined
     monkeypatch.setattr(many_starts._Search, "go_on", lambda *_: False)
     known = [slow]
     search = better_orders(lambda: known[0], [], Clock(1.0, 10.0), 0, lambda: 0)
@@ -226,8 +266,7 @@ def test_collectives_of_several_parts_are_not_decided_by_orders() -> None:
 
 def test_other_schedules_are_starts_where_they_fit_the_memory() -> None:
     """One microbatch after the other leads nowhere in so little time."""
-    memory = {"held_until_B": 6, "held_until_W": 4, "capacity": 60}
-    problem = pipeline([500] * 8, 500, 450, comm=2, placement="vee", microbatches=12, **memory)
+    problem = pipeline([500] * 8, 500, 450, comm=2, placement="vee", microbatches=12, **TIGHT)
     slow, start, too_much = one_after_another(problem), preset("v-half", problem), preset("zb-v", problem)
     assert slow is not None
     assert max(too_much.timeline().peak_bytes) > 60
