@@ -212,7 +212,7 @@ def test_the_fixture_of_slackpipe_is_proven_over_every_split(tmp_path: Path, cap
     body["every_split"]["bound"] = 35
     (tmp_path / "high.json").write_text(json.dumps(body))
     assert main(["check", str(tmp_path / "high.json"), "--bound"]) == 1
-    assert "bound of every split: some split may take less than 35 µs" in capsys.readouterr().out
+    assert "bound: of every split: some split may take less than 35 µs" in capsys.readouterr().out
     body["every_split"]["bound"] = 0
     (tmp_path / "none.json").write_text(json.dumps(body))
     assert main(["check", str(tmp_path / "none.json"), "--bound"]) == 0

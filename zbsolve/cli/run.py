@@ -153,8 +153,9 @@ def unlike_lengths(problem: Problem) -> list[str]:
     times = np.bincount(problem.passes.microbatch[rows], problem.passes.duration[rows])
     if problem.sizes or len(problem.routes) > 1 or times.min() == times.max():
         return []
-    ratio = f"number {times.argmax()} is the longest, {times.max() / max(times.min(), 1):.2f} times the shortest"
-    return [f"the schedule's microbatches have unlike lengths ({ratio}): a model with equal ones runs other work"]
+    most, least = (f"number {k} {times[k]:,.0f} µs" for k in (times.argmax(), times.argmin()))
+    unlike = f"the schedule's microbatches have unlike lengths (F of {most}, of {least})"
+    return [f"{unlike}: a model with equal ones runs other work"]
 
 
 def gpus_not_used(options: argparse.Namespace, facts: dict[str, Any]) -> list[str]:

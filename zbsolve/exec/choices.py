@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..schedule.trace import SLACK
 from ..util.errors import BadInput
-from ..util.text import format_bytes
+from ..util.text import format_bytes, plural
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +35,8 @@ def choose(asked: str, local_ranks: int = 1, share: bool = False) -> str:
     if asked == "cuda" and not gpus:
         raise BadInput("device 'cuda': torch sees no CUDA device here")
     if asked == "cuda" and not enough:
-        have = f"{gpus} GPU{'s' if gpus > 1 else ''}"
-        raise BadInput(f"device 'cuda': {local_ranks} ranks of this machine have {have}: let them share with --share-gpus")
+        few = f"{local_ranks} ranks of this machine have {plural(GPU=gpus)}"
+        raise BadInput(f"device 'cuda': {few}: let them share with --share-gpus")
     return asked
 
 

@@ -135,7 +135,7 @@ def proven_again(schedule: Schedule, stated: Certificate, seconds: float, *, sea
     from ..ilp import every_split  # CP-SAT takes a second to load
 
     if why := every_split.proven_again(Splits.told(every, problem), every, seconds):
-        return Violation("bound", (), f"bound of every split: {why}")
+        return Violation("bound", (), f"of every split: {why}")
     text = f"{again.proof}; every split of its layers takes {exact_time(every.bound)} or more"
     text += f", by cuts of {len(every.looked)} splits" if every.looked else ""
     return text + (f", and {len(every.apart)} others one by one" if every.apart else "")
