@@ -131,8 +131,7 @@ def test_moves_in_a_part_change_no_time_outside_and_say_the_longest_path_through
         first = head[t.order[t.streams["first"]]].max() + 1 if t.span else 0
         low, high = sorted(random.integers(first, max(first, head.max()) + 1, 2).tolist())
         inside = (head >= low) & (head <= high)
-        t.passes["inside"], t.part[0] = inside, inside.sum()
-        t.part[1 : 1 + inside.sum()] = np.flatnonzero(inside)
+        t.passes["inside"], t.part[0], t.part[1 : 1 + inside.sum()] = inside, inside.sum(), np.flatnonzero(inside)
         for _ in range(8):
             known = [one for one in moves(t, 6) if inside[t.order[one[0] : one[1] + 1]].all()]
             if not known:

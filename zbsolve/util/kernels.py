@@ -17,6 +17,7 @@ import numpy as np
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])  # a kernel has the type of the function that it compiles
 
 _notices: list[Callable[[], object]] = []
+_WITHOUT_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 @contextmanager
@@ -53,9 +54,6 @@ def inner_kernel(function: Kernel) -> Kernel:
     counting for its arrays: in a short function with many of them, counting and passing them takes longer than everything
     else."""
     return _Subkernel(_compiled(function, _nrt=False, forceinline=True, **_WITHOUT_WRAPPERS))  # type: ignore[return-value]
-
-
-_WITHOUT_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 class _Subkernel:
