@@ -68,7 +68,7 @@ def total_length(g: MicrobatchGraph, start: Ints) -> int:
     return total
 
 
-@kernel
+@subkernel
 def _shift(g: MicrobatchGraph, target: Ints, shifts: Ints) -> None:
     """Shift some target starts, in place: of one lane, of a rank, of its sinks, or of all lanes from one on; in one
     microbatch, in some in a row, or in all from one on."""

@@ -235,7 +235,7 @@ def _to_go(g: MicrobatchGraph, m: int) -> Ints:
     return to_go
 
 
-@kernel
+@subkernel
 def _fits(lanes: Records, passes: Records, row: Row, m: int, i: int) -> bool:
     """Whether the rest of a rank's order fits its memory if pass i moves to its front. row: the rank's record."""
     change = lanes[i // m].taken - lanes[i // m].freed
@@ -253,7 +253,7 @@ def _fits(lanes: Records, passes: Records, row: Row, m: int, i: int) -> bool:
     return False
 
 
-@kernel
+@subkernel
 def _choose(lanes: Records, passes: Records, row: Row, rank_lanes: Ints, rule: DecodeRule, m: int, now: int) -> int:
     """The pass that a rank starts now, or −1. row: the rank's record."""
     head = row.head

@@ -38,7 +38,7 @@ from ..problem.tables import Ints
 from ..schedule import EverySplit, LayerRow
 from ..util.clock import Clock
 from ..util.errors import BadInput, Infeasible
-from ..util.kernels import kernel
+from ..util.kernels import kernel, subkernel
 from .cuts import Floats
 from .layer import NO_LINK, Layer, layer_cuts
 from .stage_costs import StageCosts, least_step
@@ -298,7 +298,7 @@ def least_of_ranks(t: LaneNumbers, counts: Ints) -> Ints:
     return least
 
 
-@kernel
+@subkernel
 def _cost(t: LaneNumbers, split: Ints) -> float:
     """The highest of the ranks' bounds plus an eighth of their mean, so that splits with equal highest bounds differ."""
     least = least_of_ranks(t, split)

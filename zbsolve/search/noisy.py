@@ -105,7 +105,7 @@ def _anneal(t: OrderTables, s: Drawn, share: float, turns: int, heat: float, see
             s.best[:] = t.order
 
 
-@kernel
+@subkernel
 def _run(t: OrderTables, s: Drawn, low: int, into: Floats) -> None:
     """Compute the ends of changed passes and of those that depend on them, from place `low` of `sorted` on. A pass whose
     ends stay the same is no longer changed."""
@@ -132,7 +132,7 @@ def _run(t: OrderTables, s: Drawn, low: int, into: Floats) -> None:
         s.changed[i] = changed
 
 
-@kernel
+@subkernel
 def _values(t: OrderTables, s: Drawn) -> None:
     """The step's time in each step of the sample."""
     s.values[:] = 0.0

@@ -305,7 +305,7 @@ def compiled() -> None:
     """Search a tiny problem, so that every kernel is compiled (once a machine, then cached on disk) or loaded."""
     tiny = _tiny()
     for objective in OBJECTIVES:
-        problem = Problem(tiny.passes, tiny.edges, tiny.capacity, objective)
+        problem = replace(tiny, objective=objective)
         state = State(problem, Clock(1.0, 0.02), Bound(0, ""))
         ours = search_of(state, 0)
         ours.policies += starting_policies(problem)
@@ -329,9 +329,8 @@ def compiled_bounds() -> None:
     """Prove a tiny problem's bounds, which compiles the kernels of searches for bounds, or loads them."""
     tiny = _tiny()
     for objective in OBJECTIVES:
-        for _ in higher_bounds(
-            Problem(tiny.passes, tiny.edges, tiny.capacity, objective), Bound(0, ""), Clock(1.0, 1.0), 0.1
-        ):
+        problem = replace(tiny, objective=objective)
+        for _ in higher_bounds(problem, Bound(0, ""), Clock(1.0, 1.0), 0.1):
             pass
 
 

@@ -45,13 +45,13 @@ def zb_v_by_times(problem: Problem) -> Schedule:
     return schedule_of(problem, turns, rows)
 
 
-@kernel
+@subkernel
 def _rank(step: StepTimes, stage: int) -> int:
     """The rank of a stage."""
     return int(min(stage, step.duration.shape[1] - 1 - stage))
 
 
-@kernel
+@subkernel
 def _arrival(step: StepTimes, state: _Placed, kind: int, stage: int) -> int:
     """When the input of the stage's next F or B arrives, µs; −1 if its pass is not placed yet, or no F or B is left."""
     last, j = step.duration.shape[1] - 1, state.counts[kind, stage]
@@ -68,7 +68,7 @@ def _arrival(step: StepTimes, state: _Placed, kind: int, stage: int) -> int:
     return -1 if end < 0 else end + step.lag[kind, stage]
 
 
-@kernel
+@subkernel
 def _run(step: StepTimes, state: _Placed, kind: int, stage: int) -> None:
     """Place the stage's next pass after the last one of its rank. Its input must be placed already."""
     rank, j = _rank(step, stage), state.counts[kind, stage]
@@ -87,14 +87,14 @@ def _run(step: StepTimes, state: _Placed, kind: int, stage: int) -> None:
     state.begun[rank] += 1
 
 
-@kernel
+@subkernel
 def _fits(step: StepTimes, state: _Placed, kind: int, stage: int) -> bool:
     """Whether the next pass of this kind and stage fits the memory of its rank."""
     rank = _rank(step, stage)
     return bool(state.held[rank] + step.taken[kind, stage] <= step.room[rank])
 
 
-@kernel
+@subkernel
 def _fill(step: StepTimes, state: _Placed, rank: int, until: int, need: int) -> None:
     """Place weight gradients of the rank as long as they end by `until`, µs, or `need` more bytes do not fit."""
     other = step.duration.shape[1] - 1 - rank
@@ -117,7 +117,7 @@ def _room_for_more(step: StepTimes, state: _Placed, rank: int) -> bool:
     return bool(state.counts[F, rank] < state.end.shape[2])
 
 
-@kernel
+@subkernel
 def _warm_up(step: StepTimes, state: _Placed) -> None:
     """Place the forwards before the first backward. The first microbatch goes down the V and up again; until it is back at a
     rank, others go down. Then each rank gets as many forwards as the rank before it, down and up in turn."""

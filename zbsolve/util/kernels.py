@@ -44,8 +44,8 @@ def kernel(function: Kernel) -> Kernel:
 
 
 def subkernel(function: Kernel) -> Kernel:
-    """A `kernel` that only kernels call: what Python needs to call it, a third to half of the time to compile it, is left
-    out. From Python it raises TypeError; `py_func` is the function itself."""
+    """A `kernel` that only kernels call, compiled without what Python would need to call it. From Python it raises
+    TypeError; `py_func` is the function itself."""
     return _Subkernel(_compiled(function, **_WITHOUT_WRAPPERS))  # type: ignore[return-value]
 
 

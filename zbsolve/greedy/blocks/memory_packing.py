@@ -124,7 +124,7 @@ def memory_fit(g: MicrobatchGraph, pools: BlockPools, order: Ints, period: int, 
     return bool(w.placed.all())
 
 
-@kernel
+@subkernel
 def _place(g: MicrobatchGraph, pools: BlockPools, w: _Placing, lane: int, period: int, offset: Ints) -> bool:
     """Place a lane and its fetches. Returns whether there is a place."""
     first, at, tried = w.ready[lane], w.ready[lane], 0

@@ -172,7 +172,7 @@ def _meshed(g: MicrobatchGraph, waves: Waves, beat: Beat, slot: Ints) -> bool:
     return _fits(g, slots, slot)
 
 
-@kernel
+@subkernel
 def _place(g: MicrobatchGraph, waves: Waves, wave: int, at: int, beat: Beat, taken: Bools, slot: Ints) -> int:
     """Place a wave at the first tick from `at` on at which all of its passes find their slots free, in ticks of its
     direction. taken: shape (ranks, slots). Returns the tick behind it; −1: there is none."""
@@ -197,7 +197,7 @@ def _slot_of(beat: Beat, tick: int) -> int:
     return tick + (tick * beat.pauses + beat.pauses) // beat.ticks
 
 
-@kernel
+@subkernel
 def _fits(g: MicrobatchGraph, slots: int, slot: Ints) -> bool:
     """Whether no rank holds more than its capacity while the block repeats."""
     change, always = np.zeros((len(g.capacity), slots), np.int64), np.zeros(len(g.capacity), np.int64)

@@ -88,7 +88,7 @@ def _first_packing(g: MicrobatchGraph, offset: Ints, lane: int, at: int, period:
     return -1
 
 
-@kernel
+@subkernel
 def _neighbours(g: MicrobatchGraph, offset: Ints, lane: int, at: int, period: int, s: _Scratch) -> tuple[int, int]:
     """Fill in the other lanes of a lane's rank: placed ones sorted by their phase after `at`, later ones by their length.
     Returns how many there are of each."""
@@ -115,7 +115,7 @@ def _neighbours(g: MicrobatchGraph, offset: Ints, lane: int, at: int, period: in
     return placed, rest
 
 
-@kernel
+@subkernel
 def _gaps(s: _Scratch, placed: int, period: int) -> int:
     """Fill in the gaps between placed passes; the last may reach into the next period. Returns how many there are."""
     gaps = 0
@@ -128,7 +128,7 @@ def _gaps(s: _Scratch, placed: int, period: int) -> int:
     return gaps
 
 
-@kernel
+@subkernel
 def _sums(s: _Scratch, gaps: int, rest: int, length: int) -> int:
     """Fill in 0 and the lengths of one or two of the others that fit into a gap beside the pass. Returns how many."""
     room = -length

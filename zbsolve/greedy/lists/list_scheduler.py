@@ -45,7 +45,7 @@ def push(heap: Ints, size: int, key: int) -> Ints:
     return heap
 
 
-@kernel
+@subkernel
 def pop(heap: Ints, size: int) -> int:
     """Take the least key out of the binary heap in heap[:size], and return it."""
     least, last = heap[0], heap[size - 1]

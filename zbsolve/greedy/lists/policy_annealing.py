@@ -14,7 +14,7 @@ import numpy as np
 
 from ...problem import Ints, Problem
 from ...util.clock import Clock
-from ...util.kernels import kernel
+from ...util.kernels import kernel, subkernel
 from ..arrays.accounts import brings_back
 from ..arrays.problem_arrays import NEVER, ProblemArrays, arrays_of, most_ahead
 from .list_scheduler import Policy, deepest_first, start_times
@@ -184,13 +184,13 @@ def _value(a: ProblemArrays, start: Ints, spans: bool) -> int:
     return int((last - first).max() if spans else last.max())
 
 
-@kernel
+@subkernel
 def _copy(policy: Policy) -> Policy:
     """A copy of a policy."""
     return Policy(policy.priority.copy(), policy.cap.copy(), policy.patience.copy(), policy.slack.copy())
 
 
-@kernel
+@subkernel
 def _move(a: ProblemArrays, traits: _Traits, value: int, policy: Policy) -> None:
     """Change one value of a random lane, and of similar lanes on a random range of ranks, in place. value: of the best
     policy so far, µs."""

@@ -47,30 +47,24 @@ def retime(t: OrderTables, a: int, b: int, count: int) -> int:
     if not _sort_behind(t, b, count):
         return CIRCLE
     streams, stream = t.streams, t.streams[passes[order[a]].stream]
-    low, high, last = n, 0, min(b + 1, stream.last - 1)
-    later = 0
+    low, high, last, earlier, later = n, 0, min(b + 1, stream.last - 1), 0, 0
     for k in range(a, last + 1):
-        level = passes[order[k]].level
-        if passes[order[k]].inside:
-            t.marks[level], low, later = 1, min(low, level), later + 1
+        later += _mark(t, order[k])
+        low = min(low, passes[order[k]].level)
     _heads(t, low, later)
     value, moved = _value(t) if t.part[0] == 0 else (0, False)
-    first, count = max(a - 1, stream.first), 0
-    for k in range(first, b + 1):
-        level = passes[order[k]].level
-        if passes[order[k]].inside:
-            t.marks[level], high, count = 1, max(high, level), count + 1
-    if moved:
-        for s in range(len(streams)):
-            level = passes[order[streams[s].last - 1]].level
-            if t.marks[level] == 0:
-                t.marks[level], high = 1, max(high, level)
-                count += 1
-    _tails(t, high, count)
+    for k in range(max(a - 1, stream.first), b + 1):
+        earlier += _mark(t, order[k])
+        high = max(high, passes[order[k]].level)
+    for s in range(len(streams) if moved else 0):
+        end = order[streams[s].last - 1]
+        earlier += _mark(t, end)
+        high = max(high, passes[end].level)
+    _tails(t, high, earlier)
     return value if t.part[0] == 0 else longest_inside(t)
 
 
-@kernel
+@subkernel
 def longest_inside(t: OrderTables) -> int:
     """The longest path through the passes of a part, µs."""
     longest = 0
@@ -148,6 +142,15 @@ def _part(t: OrderTables, low: int, high: int) -> None:
         t.passes[t.scratch[k]].level = at + k
 
 
+@inner_kernel
+def _mark(t: OrderTables, i: int) -> int:
+    """Mark a pass whose time may have changed. Returns 1 if that is new, 0 where it was marked or is outside the part."""
+    row = t.passes[i]
+    new = row.inside * (1 - t.marks[row.level])
+    t.marks[row.level] |= new
+    return int(new)
+
+
 @subkernel
 def _heads(t: OrderTables, low: int, count: int) -> None:
     """Compute anew the heads of the `count` passes marked in `sorted`, none before place `low`, and of passes that depend on
@@ -171,18 +174,12 @@ def _heads(t: OrderTables, low: int, count: int) -> None:
             continue
         row.head = head
         for x in range(row.out_first, row.out_last):
-            other = passes[links[x].other]
-            if other.inside and marks[other.level] == 0:
-                marks[other.level] = 1
-                count += 1
+            count += _mark(t, links[x].other)
         if row.place + 1 < streams[row.stream].last:
-            other = passes[order[row.place + 1]]
-            if other.inside and marks[other.level] == 0:
-                marks[other.level] = 1
-                count += 1
+            count += _mark(t, order[row.place + 1])
 
 
-@kernel
+@subkernel
 def _value(t: OrderTables) -> tuple[int, bool]:
     """The value, µs, and whether `origin` of some stream changed (for the span: its rank's first start)."""
     passes, streams, order = t.passes, t.streams, t.order
@@ -201,7 +198,7 @@ def _value(t: OrderTables) -> tuple[int, bool]:
     return value, moved
 
 
-@kernel
+@subkernel
 def _tails(t: OrderTables, high: int, count: int) -> None:
     """Compute anew the tails of the `count` passes marked in `sorted`, none behind place `high`, and of passes on which they
     depend. Clears all marks."""
@@ -225,12 +222,6 @@ def _tails(t: OrderTables, high: int, count: int) -> None:
             continue
         row.tail = tail
         for x in range(row.in_first, row.in_last):
-            other = passes[links[x].other]
-            if other.inside and marks[other.level] == 0:
-                marks[other.level] = 1
-                count += 1
+            count += _mark(t, links[x].other)
         if row.place > streams[row.stream].first:
-            other = passes[order[row.place - 1]]
-            if other.inside and marks[other.level] == 0:
-                marks[other.level] = 1
-                count += 1
+            count += _mark(t, order[row.place - 1])

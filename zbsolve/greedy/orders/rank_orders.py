@@ -163,7 +163,7 @@ def _shift(t: OrderTables, a: int, b: int) -> None:
     t.order[b], t.passes[moved].place = moved, b
 
 
-@kernel
+@subkernel
 def _chosen(o: RankOrders, length: int) -> tuple[int, int]:
     """A random move near the critical path, from one place to the other: it keeps lanes in order. The places are equal if
     none was found."""
@@ -193,7 +193,7 @@ def _chosen(o: RankOrders, length: int) -> tuple[int, int]:
     return 0, 0
 
 
-@kernel
+@subkernel
 def _critical_path(o: RankOrders) -> int:
     """Fill `path` with the passes that decide the value, and return their number."""
     last, length = o.ends_with[np.argmax(o.ends - o.begins * o.t.span)], 0

@@ -158,7 +158,7 @@ def _begin_again(t: OrderTables, state: Tabu) -> int:
     return value
 
 
-@kernel
+@subkernel
 def _made(t: OrderTables, state: Tabu, a: int, b: int, forward: bool, value: int) -> int:
     """Make a move and mark its reversal tabu for some turns. Returns the value, µs. If it closes a cycle, or is none
     (a < 0), nothing changes."""
@@ -179,7 +179,7 @@ def _made(t: OrderTables, state: Tabu, a: int, b: int, forward: bool, value: int
     return new
 
 
-@kernel
+@subkernel
 def _slot(moved: int, other: int) -> int:
     """The slot of the pair: pass `moved` may not go from behind pass `other` to before it."""
     return ((moved * 1_000_003 + other) * 2_654_435_761 >> 7) & (SLOTS - 1)

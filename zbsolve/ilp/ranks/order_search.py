@@ -119,7 +119,7 @@ def search_orders(
     return (FITS if exact else MERGED), tried, front
 
 
-@kernel
+@subkernel
 def _next_level(
     tables: Tables, further: TableWindows, states: States, window: int, most: int, swaps: bool
 ) -> tuple[int, int, States]:

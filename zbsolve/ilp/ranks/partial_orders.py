@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...greedy.arrays.accounts import Records
 from ...problem.tables import Bools, Ints
-from ...util.kernels import kernel, subkernel
+from ...util.kernels import subkernel
 from .search_tables import Tables
 
 Positions = NDArray[np.int16]  # how many passes of a lane are placed
@@ -48,13 +48,13 @@ def windows_in(states: States) -> int:
     return int(states.free.shape[1] // states.last.shape[1])
 
 
-@kernel
+@subkernel
 def selected(states: States, rows: Ints) -> States:
     """The states of these rows."""
     return States(states.position[rows], states.free[rows], states.last[rows], states.arrivals[rows], states.early[rows])
 
 
-@kernel
+@subkernel
 def room_for(states: States, longest: int, count: int) -> States:
     """Uninitialised states: `count` of them, with arrivals of length `longest` a window."""
     return States(

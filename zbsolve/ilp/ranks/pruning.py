@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...greedy.arrays.accounts import Records
 from ...problem.tables import Ints
-from ...util.kernels import kernel, subkernel
+from ...util.kernels import subkernel
 from .partial_orders import Positions, States, Times, arrivals_of, windows_in
 from .search_tables import Tables, place_of_key
 
@@ -53,7 +53,7 @@ def not_dominated(states: States, keep: Ints, older: States, pairs: Records, shi
     return result[:kept], compared
 
 
-@kernel
+@subkernel
 def _keys(position: Positions, less: int) -> Ints:
     """A hash of each row of positions, lowered by `less`. It may overflow, and two rows may have the same."""
     key = np.zeros(len(position), np.int64)
@@ -73,7 +73,7 @@ def _by_position_and_time(states: States, n: int) -> Ints:
     return by_time[np.argsort(key[by_time], kind="mergesort")]
 
 
-@kernel
+@subkernel
 def reduced(states: States, n: int, pairs: Records, breadth: int, most: int) -> tuple[Ints, bool, int]:
     """The first n states that are kept, by positions and then by time; whether none were merged; how many pairs were
     compared.
@@ -118,7 +118,7 @@ def reduced(states: States, n: int, pairs: Records, breadth: int, most: int) -> 
     return keep[:kept], exact, compared
 
 
-@kernel
+@subkernel
 def _equal(row: Any, other: Positions) -> bool:
     """Whether two rows of positions are the same."""
     for a in range(len(row)):  # noqa: SIM110 (a generator is slow here)

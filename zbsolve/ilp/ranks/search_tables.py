@@ -102,7 +102,7 @@ def windows_of(tables: Tables, windows: Windows) -> TableWindows:
     return TableWindows(ranks, passes, windows.end_energy)
 
 
-@kernel
+@subkernel
 def tables_of(lanes: Lanes, behind: Ints, to_go: ToGo) -> Tables:
     """The `Tables` of `Lanes`. behind: µs, shape (lanes, microbatches)."""
     count, m = lanes.head.shape
@@ -124,7 +124,7 @@ def tables_of(lanes: Lanes, behind: Ints, to_go: ToGo) -> Tables:
     return Tables(table, ranks, passes, waits, pairs, into, lanes.held, lanes.end_energy, to_go.rows)
 
 
-@kernel
+@subkernel
 def _waits(table: Records, lag: Ints) -> tuple[Records, Records, Ints]:
     """The waits, pairs and `into` of lags, µs, shape (lanes, lanes), −1: none. Lanes of `table` get their rows of these."""
     count = len(lag)

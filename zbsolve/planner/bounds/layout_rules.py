@@ -69,7 +69,7 @@ def scratch_size(rows: Rows) -> int:
     return 1 + int(rows["ranks"].max()) + 2 * (MAX_SLACK + 1) * (int(rows["blocks"].max()) + 1)
 
 
-@kernel
+@subkernel
 def possible(row: BoundRow, x: int, scratch: Ints) -> bool:
     """Whether no condition forbids a makespan of x µs. scratch: `scratch_size` whole numbers that are overwritten."""
     return possible_ranks(row, x, scratch) and (row.single == 1 or possible_split(row, x, scratch))
