@@ -16,7 +16,7 @@ def silent(body: Sequence[ast.stmt], inside: str = "") -> Iterator[str]:
     """Names of the public definitions without a docstring, and of compiled ones whatever their name."""
     for node in body:
         if isinstance(node, Defined):
-            compiled = any(ast.unparse(one) == "kernel" for one in node.decorator_list)
+            compiled = any(ast.unparse(one) in ("kernel", "subkernel") for one in node.decorator_list)
             if (compiled or not node.name.startswith("_")) and not ast.get_docstring(node):
                 yield inside + node.name
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -45,5 +45,5 @@ def inherits(module: str, name: str) -> bool:
 
 
 def test_the_reader_sees_what_it_should() -> None:
-    source = 'def f(): pass\n@kernel\ndef _k(): pass\ndef _g(): pass\nclass A:\n "a"\n def m(self): pass'
+    source = 'def f(): pass\n@subkernel\ndef _k(): pass\ndef _g(): pass\nclass A:\n "a"\n def m(self): pass'
     assert list(silent(ast.parse(source).body)) == ["f", "_k", "A.m"]

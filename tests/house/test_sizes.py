@@ -46,7 +46,7 @@ def named() -> dict[str, Function]:
 def compiled(function: Function) -> bool:
     """Whether numba compiles it (see `util.kernels`)."""
     calls = [one.func if isinstance(one, ast.Call) else one for one in function.decorator_list]
-    return any(ast.unparse(one) == "kernel" for one in calls)
+    return any(ast.unparse(one) in ("kernel", "subkernel") for one in calls)
 
 
 def parameters(function: Function) -> int:
@@ -88,6 +88,6 @@ def test_exceptions_are_needed(name: str) -> None:
 
 def test_the_reader_sees_what_it_should() -> None:
     """Of a known source: nested functions, methods, compiled ones, keyword-only parameters."""
-    tree = ast.parse("class A:\n @classmethod\n def f(cls, a, /, b, *, c): \n  def g(): pass\n@kernel\ndef k(x): pass")
+    tree = ast.parse("class A:\n @classmethod\n def f(cls, a, /, b, *, c): \n  def g(): pass\n@subkernel\ndef k(x): pass")
     found = {name: (parameters(one), compiled(one), lines(one)) for name, one in functions(tree)}
     assert found == {"A.f": (3, False, 2), "A.f.g": (0, False, 1), "k": (1, True, 1)}
