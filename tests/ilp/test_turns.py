@@ -87,3 +87,18 @@ def test_three_whole_ranks_of_four_are_searched_as_soon_as_two_have_no_more_to_g
     problem = pipeline([500] * 8, [550] * 8, [300] * 8, comm=2, placement="vee", microbatches=12, **memory)
     searched = higher_bounds(problem, closed_form(problem), Clock(60.0, 6.0), 6.0, np.array([43102]))
     assert next(one.ranks for one in searched if one.value > 42552) == (0, 3, 2, 1)
+
+
+@pytest.mark.slow
+def test_a_value_that_falls_is_looked_at_in_the_next_turn():
+    """Eight ranks in half of 1F1B's memory, for which a look at all ranks needs a large breadth. The value is known once
+    two ranks have been searched; nothing else proves it in this time."""
+    memory = {"held_until_B": 6, "held_until_W": 4, "capacity": 40}
+    problem = pipeline([1000] * 8, [1200] * 8, [800] * 8, comm=5, microbatches=24, **memory)
+    value, ranks = np.array([130_090]), ()
+    for bound in higher_bounds(problem, closed_form(problem), Clock(60.0, 8.0), 8.0, value):
+        ranks = bound.ranks
+        if len(ranks) > 1:
+            value[0] = 125_430
+    assert bound.value == 125_430
+    assert len(ranks) == 8

@@ -1,7 +1,7 @@
-"""Where schedules come from: a row for each source, in four tables. The search takes the tables in turn.
+"""Where schedules come from: a row for each source, in five tables. The search takes the tables in turn.
 
 FIRST: sources that give a schedule at once. AHEAD: searches of smaller problems, one after the other. TURNS: sources that
-share most of the time, a step each in turn. LAST: what has the rest of the time. docs/sources.md describes each source.
+share most of the time, a step each in turn. ANEW: another seed. LAST: what has the rest of the time (docs/sources.md).
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from .extension import extended
 from .state import BLOCK_SOLVER, LARGE_PASSES, TABU_SOLVER, State
 
 SECONDS_PER_SERIAL_PASS = 4e-5
-# Of the time: the search with another seed; decodings that this time must allow; passes at least (fewer were not measured);
-# between the two seeds.
+# Another seed: share of the time; decodings that it must allow; passes at least (fewer were not measured); between seeds.
 ANEW_SHARE, ANEW_DECODINGS, ANEW_PASSES, APART = 0.25, 2_000, 1_000, 104_729
 ANEW_SOLVER = "another seed"
 SERIAL_SOLVER = "one microbatch after the other"
@@ -257,8 +256,7 @@ def anew_seconds(search: Search) -> float:
 
 
 def _anew(search: Search, seconds: float) -> Arm:
-    """Offer what a search with another seed finds that knows nothing of this one: what is long in one is often short in the
-    other, and parts of both can be joined."""
+    """Offer what a search with another seed finds that knows nothing of this one."""
     schedule: Schedule | None = None
     for other in search.state.beside(search.problem, seconds, partial(search.small, seed=search.seed + APART)):
         schedule = other.schedule

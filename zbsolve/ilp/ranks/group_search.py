@@ -43,11 +43,12 @@ RANK_FACTOR, DEEP_SHARE, DEEP_BREADTH = 30, 0.7, 128
 OWN_BREADTH, REACH_STATES = 1, 100_000
 GAP_PARTS = 64  # a group of ranks is left where it can gain only less than the gap divided by this
 LONG_LOOK = STATES_FACTOR * FIRST_STATES  # states of a try before all ranks are looked at in a long problem
-# Until tries had this many states, a look at all ranks takes at most this share of the time left: it rarely finds more than
-# what two or three ranks refute with 100,000 states.
-LATE_LOOK, EARLY_SHARE = STATES_FACTOR * LONG_LOOK, 0.3
-LOOK_SHARE = 0.3  # share of a look's states that its first step, with a small breadth, may take
-LOOK_BREADTH, LOOK_STATES = 16, 2.5  # factors on breadth and states of that first step for the second one
+# Until tries had this many states, a look at all ranks takes at most this share of the time left, and comes only where ranks
+# have fewer lanes than this (one stage each): else it rarely finds more than two or three ranks do with 100,000 states.
+LATE_LOOK, EARLY_SHARE, FEW_LANES = STATES_FACTOR * LONG_LOOK, 0.3, 3
+# Share of a look's states that its first step, with a small breadth, may take, late and early. Late the second step, with
+# `DEEP_BREADTH`, comes only where it may take so many times the states of the first.
+LOOK_SHARES, LOOK_STATES = (0.3, 0.1), 2.5
 PROBE_STATES = 100_000  # states of a short induction, which measures its speed
 SETTLED = 0.98  # an incumbent above this share of its value a round before is worth a look
 # Shares of the time left for one try of an induction: over the first rank, over all in a long problem, over all in another.
@@ -159,9 +160,10 @@ class _GroupSearch:
                 return
             share = shares[kind]
             if share.states > looked and (kind != ALONE or self.long):
-                if not settled and self.ceiling > SETTLED * before:
-                    settled = yield from self.try_incumbent(everywhere, looked)
-                looked, before = share.states, self.ceiling
+                if self.ceiling > SETTLED * before:  # otherwise the next turn looks
+                    settled = settled or (yield from self.try_incumbent(everywhere, looked))
+                    looked = share.states
+                before = self.ceiling
             began, tried = self.best.value, self.tried
             if kind == ENDS:
                 yield from self.raise_ends(share.states)
@@ -303,10 +305,8 @@ class _GroupSearch:
     def try_incumbent(self, groups: list[Group], looked: int) -> Generator[Bound, None, bool]:
         """Yield the incumbent's value itself as a bound, from the first of the groups that proves it.
 
-        A look with a small breadth first tells whether the time allows it. Rising in small steps instead would spend most of
-        the time on smaller windows. A look before `LATE_LOOK` takes a small part of the time. Returns False where a later
-        look is worth it: the value fell meanwhile, or an early look gave no answer. looked: states of one try at the last
-        look.
+        Rising in small steps instead would spend most of the time on smaller windows. Returns False where a later look is
+        worth it: the value fell meanwhile, or an early look gave no answer. looked: states of one try at the last look.
         """
         for group in groups:
             lanes = None if self.over or self.incumbent[0] >= INFINITE else lanes_of(self.problem, *group)
@@ -319,16 +319,18 @@ class _GroupSearch:
                 yield from self.try_induction(group)
                 return self.ceiling > SETTLED * before
             most = int((EARLY_SHARE if early else 1.0) * self.affordable)
-            window, states, answer, began = before - 1, int(LOOK_SHARE * most), Answer.MERGED, self.clock.used
+            if early and len(lanes.rank) >= FEW_LANES * len(group.ranks):
+                return False
+            window, states, began = before - 1, int(LOOK_SHARES[early] * most), self.clock.used
             to_go, tried = self.times.of(lanes, window, window, states)
             self.count_states(tried, began)
-            for breadth in (FIRST_BREADTH, LOOK_BREADTH * FIRST_BREADTH):
+            for breadth in (FIRST_BREADTH, DEEP_BREADTH):
                 began = self.clock.used
                 answer, tried = refute(lanes, window, breadth, states, True, self.incumbent, to_go)
                 self.count_states(tried, began)
-                if answer is not Answer.MERGED or LOOK_STATES * tried > most:
+                if answer not in (Answer.MERGED, Answer.TOO_MANY)[: 1 + early] or LOOK_STATES * tried > most:
                     break
-                states = most
+                states = most - tried if early else most
             if answer is Answer.REFUTED:
                 self.best = group_bound(self.problem, group, window + 1)
                 yield self.best
