@@ -42,6 +42,7 @@ HEAVY = [
     "zbsolve.search.solver",
     "tests.support.trainings",
     *JOBS,
+    "tests.support.preloaded",
 ]
 
 
