@@ -5,7 +5,8 @@ import sys
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from zbsolve import pipeline, plan, solve
+from zbsolve import Problem, pipeline, plan, solve
+from zbsolve.build import with_offload, with_sharding
 from zbsolve.planner import CLUSTERS, Shape, planning
 from zbsolve.search.solver import compiled
 
@@ -31,9 +32,6 @@ def kernels() -> dict[str, int]:
 )
 @pytest.mark.slow
 def test_no_search_compiles_anything(placement, microbatches, capacity, objective):
-    compiled()
-    assert any(kernels().values())
-    before = kernels()
     problem = pipeline(
         **TIMES,
         comm=3,
@@ -43,9 +41,24 @@ def test_no_search_compiles_anything(placement, microbatches, capacity, objectiv
         capacity=None if capacity is None else [capacity] * (max(placement) + 1),
         objective=objective,
     )
+    assert anew(problem) == {}
+
+
+@pytest.mark.slow
+def test_nor_where_copies_or_gathers_take_memory():
+    plain = pipeline(**TIMES, comm=3, microbatches=12, held_until_W=1, capacity=[6] * 4)
+    assert anew(with_offload(plain, [9] * 4, [9] * 4)) == {}
+    assert anew(with_sharding(plain, [9] * 4, [9] * 4, parameter_bytes=1, gathers=2)) == {}
+
+
+def anew(problem: Problem) -> dict[str, int]:
+    """Kernels that a search compiled, or loaded, within its time."""
+    compiled()
+    assert any(kernels().values())
+    before = kernels()
     solve(problem, effort=0.5)
     now = kernels()
-    assert {name: now[name] for name in now if now[name] != before.get(name)} == {}
+    return {name: now[name] for name in now if now[name] != before.get(name)}
 
 
 def test_no_plan_compiles_bounds_within_its_time():

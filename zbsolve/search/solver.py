@@ -17,12 +17,13 @@ import numpy as np
 
 from ..build.mixing import one_microbatch_needs
 from ..build.plain import pipeline
+from ..build.sharded import with_sharding
 from ..greedy.blocks.block_search import try_each_annealing
 from ..greedy.blocks.period_search import try_paced
 from ..greedy.lists.list_scheduler import deepest_first, list_schedule
 from ..greedy.lists.policy_annealing import improve_policies, starting_policies
 from ..greedy.orders.many_starts import try_moves
-from ..greedy.orders.rank_orders import annealed_orders
+from ..greedy.orders.rank_orders import annealed_orders, orders_of, schedule_of
 from ..greedy.syncs import with_syncs, with_waits
 from ..ilp.bounds.bound import Bound
 from ..ilp.ranks.group_search import higher_bounds
@@ -287,6 +288,10 @@ def _tiny() -> Problem:
     return pipeline([3, 4, 3], [4, 4, 5], [2, 2, 1], placement=(0, 1, 0), microbatches=4, held_until_W=1, capacity=[6, 2])
 
 
+def _tiny_ones() -> list[Problem]:  # of each objective, and with gathers, whose memory kernels of their own count
+    return [*(replace(_tiny(), objective=name) for name in OBJECTIVES), with_sharding(_tiny(), 1, 1, parameter_bytes=1)]
+
+
 @cache
 def ready(noise: bool = False) -> None:
     """Compile the kernels unless this machine has them cached. That takes most of a minute, which no search's time limit
@@ -302,36 +307,31 @@ def ready(noise: bool = False) -> None:
 
 @cache
 def compiled() -> None:
-    """Search a tiny problem, so that every kernel is compiled (once a machine, then cached on disk) or loaded."""
+    """Search tiny problems, so that the kernels of searches are compiled (once a machine, then cached on disk) or loaded."""
     tiny = _tiny()
-    for objective in OBJECTIVES:
-        problem = replace(tiny, objective=objective)
+    for problem in _tiny_ones():
         state = State(problem, Clock(1.0, 0.02), Bound(0, ""))
         ours = search_of(state, 0)
         ours.policies += starting_policies(problem)
         state.offer_policy(ours.policies[0], "greedy")
-        for _ in find(ours):
-            pass
+        list(find(ours))
     try_each_annealing(tiny)
     try_moves(greedy := list_schedule(tiny, deepest_first(tiny)))
     next(annealed_orders(lambda: greedy, Clock(1.0, 1.0), 1.0, 0, lambda: 0))
+    schedule_of(tiny, orders_of(greedy))
     next(improve_policies(tiny, starting_policies(tiny), Clock(1.0, 0.02), 0, 0.02))
     try_paced(tiny)
     Lanes(Splits((0, 1), 1, (LayerRow(3, (1.0, 1.0), 0),), 0, None)).descents([(1, 2)], Clock(1.0, 0.1), 0)
     for placement in ("single", "vee"):
-        for _ in presets_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement=placement, microbatches=4)):  # some have kernels
-            pass
+        list(presets_of(pipeline([3] * 4, [4] * 4, [2] * 4, placement=placement, microbatches=4)))  # some have kernels
     compiled_bounds()  # last: a second process may compile them meanwhile
 
 
 @cache
 def compiled_bounds() -> None:
-    """Prove a tiny problem's bounds, which compiles the kernels of searches for bounds, or loads them."""
-    tiny = _tiny()
-    for objective in OBJECTIVES:
-        problem = replace(tiny, objective=objective)
-        for _ in higher_bounds(problem, Bound(0, ""), Clock(1.0, 1.0), 0.1):
-            pass
+    """Prove tiny problems' bounds, which compiles the kernels of searches for bounds, or loads them."""
+    for problem in _tiny_ones():
+        list(higher_bounds(problem, Bound(0, ""), Clock(1.0, 1.0), 0.1))
 
 
 def _nothing(state: State, method: str) -> ZbsolveError:

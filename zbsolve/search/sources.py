@@ -35,8 +35,7 @@ from .state import BLOCK_SOLVER, LARGE_PASSES, TABU_SOLVER, State
 SECONDS_PER_SERIAL_PASS = 4e-5
 # Another seed: share of the time; decodings that it must allow; passes at least (fewer were not measured); between seeds.
 ANEW_SHARE, ANEW_DECODINGS, ANEW_PASSES, APART = 0.25, 2_000, 1_000, 104_729
-ANEW_SOLVER = "another seed"
-SERIAL_SOLVER = "one microbatch after the other"
+ANEW_SOLVER, SERIAL_SOLVER = "another seed", "one microbatch after the other"
 ORDERS_SOLVER, MOVES_PER_PASS, FEW_TURNS, TURNS_SHARE = "annealed orders", 40, 0.3, 0.7  # see `turns_seconds`
 PACED_SOLVER, SECONDS_PER_PACED_PASS, SECONDS_PER_PACED_LANE = "paced block", 1e-5, 6e-5
 # Paced blocks run where the best value is more than POOR times the bound: for a share of the time, and so many at least. In
