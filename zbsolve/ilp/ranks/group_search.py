@@ -43,12 +43,13 @@ RANK_FACTOR, DEEP_SHARE, DEEP_BREADTH = 30, 0.7, 128
 OWN_BREADTH, REACH_STATES = 1, 100_000
 GAP_PARTS = 64  # a group of ranks is left where it can gain only less than the gap divided by this
 LONG_LOOK = STATES_FACTOR * FIRST_STATES  # states of a try before all ranks are looked at in a long problem
-# Until tries had this many states, a look at all ranks takes at most this share of the time left, and comes only where ranks
-# have fewer lanes than this (one stage each): else it rarely finds more than two or three ranks do with 100,000 states.
-LATE_LOOK, EARLY_SHARE, FEW_LANES = STATES_FACTOR * LONG_LOOK, 0.3, 3
-# Share of a look's states that its first step, with a small breadth, may take, late and early. Late the second step, with
-# `DEEP_BREADTH`, comes only where it may take so many times the states of the first.
-LOOK_SHARES, LOOK_STATES = (0.3, 0.1), 2.5
+# Until tries had this many states, a look at all ranks takes at most this share of the time left: it rarely finds more than
+# what two or three ranks refute with 100,000 states.
+LATE_LOOK, EARLY_SHARE = STATES_FACTOR * LONG_LOOK, 0.3
+# The first step of a look has a small breadth and this share of its states: late, and early. The second step, with
+# `DEEP_BREADTH`, comes where it may take so many times the states of the first. Early it always comes for few ranks of fewer
+# lanes than this (one stage each): 8 ranks in half of 1F1B's memory need 600,000 to 750,000 states, 16 too many.
+LOOK_SHARES, LOOK_STATES, FEW_LANES = (0.3, 0.1), 2.5, 4
 PROBE_STATES = 100_000  # states of a short induction, which measures its speed
 SETTLED = 0.98  # an incumbent above this share of its value a round before is worth a look
 # Shares of the time left for one try of an induction: over the first rank, over all in a long problem, over all in another.
@@ -319,8 +320,7 @@ class _GroupSearch:
                 yield from self.try_induction(group)
                 return self.ceiling > SETTLED * before
             most = int((EARLY_SHARE if early else 1.0) * self.affordable)
-            if early and len(lanes.rank) >= FEW_LANES * len(group.ranks):
-                return False
+            few = early and len(lanes.rank) < min(FEW_LANES * len(group.ranks), MAX_INDUCTION_LANES)
             window, states, began = before - 1, int(LOOK_SHARES[early] * most), self.clock.used
             to_go, tried = self.times.of(lanes, window, window, states)
             self.count_states(tried, began)
@@ -328,9 +328,10 @@ class _GroupSearch:
                 began = self.clock.used
                 answer, tried = refute(lanes, window, breadth, states, True, self.incumbent, to_go)
                 self.count_states(tried, began)
-                if answer not in (Answer.MERGED, Answer.TOO_MANY)[: 1 + early] or LOOK_STATES * tried > most:
+                wide = few or (answer is Answer.MERGED and LOOK_STATES * tried <= most)
+                if not wide or answer in (Answer.REFUTED, Answer.FITS):
                     break
-                states = most - tried if early else most
+                states = most - tried if few else most
             if answer is Answer.REFUTED:
                 self.best = group_bound(self.problem, group, window + 1)
                 yield self.best
